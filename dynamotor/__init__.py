@@ -39,7 +39,7 @@ from .capture.stance import run, set_stance
 from .capture.symbolic_inputs import mark_dynamic, mark_static
 from .step import compile_step
 from .tools.explain import explain
-from .tools.exported import export
+from .tools.exported import export, package
 from .tools.lowered import lower
 from .tools.package import load
 from .tools.replace import replace_torch_compile
@@ -83,6 +83,7 @@ __all__ = [
     "mark_dynamic",
     "mark_static",
     "nested_compile_region",
+    "package",
     "register_backend",
     "replace_torch_compile",
     "report",

@@ -254,6 +254,32 @@ def load_example() -> None:
     torch.testing.assert_close(loaded(x), model(x))
 
 
+def package_example() -> None:
+    import tempfile
+
+    import torch
+
+    import dynamotor
+
+    class Running(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("total", torch.zeros(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.total.add_(x.sum(0)) * 2
+
+    model, x = Running(), torch.ones(4, 3)
+    with tempfile.TemporaryDirectory() as folder:
+        several = dynamotor.export(model, x, dynamic_shapes={"x": {0: "n"}})
+        one = dynamotor.export(model, x[:1])
+        dynamotor.package(f"{folder}/running.dm", {"several": several, "one": one})
+        loaded = dynamotor.load(f"{folder}/running.dm")
+    loaded.several(torch.ones(9, 3))
+    assert loaded.one(x[:1]).tolist() == [20, 20, 20]
+    assert loaded.state["total"].tolist() == [10, 10, 10]
+
+
 def save_cache_artifacts_example() -> None:
     import torch
 

@@ -39,7 +39,7 @@ GROUPS = {
         "cudagraph_mark_step_begin",
     ),
     "Inspect": ("explain", "lower", "report", "counters"),
-    "Export and caches": ("export", "load", "save_cache_artifacts", "load_cache_artifacts"),
+    "Export and caches": ("export", "package", "load", "save_cache_artifacts", "load_cache_artifacts"),
     "Backends": ("register_backend", "list_backends", "replace_torch_compile"),
     "Settings": ("config", "Options"),
 }

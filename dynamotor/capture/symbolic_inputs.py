@@ -43,6 +43,7 @@ from .guards import BYTES, Answer, ConstEquals, Guard, IdIs, TensorIs, TensorMat
 from .source import Arg, Const, DictItem, Missing, SizeOf, Source, StrideOf
 
 _OF_NUMPY = (np.float64, np.int64)  # numbers that may be inputs (values/number.py)
+DIM_NAMES = "_dynamotor_dim_names"  # the attribute of a tensor with names of marked dimensions
 
 
 @dataclass(frozen=True)
@@ -217,6 +218,7 @@ class TraceSizes:
         self.sources: dict[Symbol, Source] = {}
         self.marked: dict[int, Marks] = {}  # of inner tensors, by id: those of the wrapper, which is as large
         self.alone: set[Source] = set()  # sizes that share no symbol: they are equal to others by chance
+        self.named: dict[Source, str] = {}  # of marked dimensions: sizes of other names share no symbol
         self.guesses: set[Source] = set()  # which nothing but `SizePolicy.guessed` makes symbols
         self.bounds: dict[
             Symbol, tuple[int, int]
@@ -274,6 +276,7 @@ class TraceSizes:
     def _symbolic(self, source: Source, tensor: torch.Tensor, spec: TensorSpec) -> TensorSpec:
         marks = self.marked.get(id(tensor)) or Marks.of(tensor)
         sizes: Any = spec.shape  # numbers, as strides are: the tensor is real
+        self.named |= {SizeOf(source, d): name for d, name in tensor.__dict__.get(DIM_NAMES, {}).items()}
         shape = tuple([self._size(SizeOf(source, d), n, marks.of_dim(d)) for d, n in enumerate(sizes)])
         if is_symbolic(shape) or any(self.policy.varies(StrideOf(source, d)) for d in range(len(shape))):
             return replace(spec, shape=shape, stride=self._strides(source, shape, spec.stride))  # type: ignore[arg-type]
@@ -295,6 +298,7 @@ class TraceSizes:
             if (
                 symbol.hint == value
                 and self.alone.isdisjoint((source, first))
+                and self.named.get(source) == self.named.get(first)
                 and self.bounds.get(symbol) == (lo, hi)
                 and not self._are_apart(source, symbol, first)
             ):

@@ -93,7 +93,8 @@ def iterated_stride(operands: Sequence[TensorSpec], shape: Dims) -> Dims:
     """Strides that TensorIterator gives a new output of `shape` over these inputs."""
     if is_unbacked(*shape) and _all_descend(operands, shape):
         return contiguous_stride(shape)  # for a size of 0 numbers beside the tensor may give other steps
-    if all(op.shape == shape for op in operands):
+    # Tuples of other lengths are compared by element, too: their first sizes would be asked for nothing.
+    if all(len(op.shape) == len(shape) and op.shape == shape for op in operands):
         if all(op.is_contiguous for op in operands):
             return contiguous_stride(shape)
         if len(shape) == 4 and all(is_channels_last_contiguous(op) for op in operands):

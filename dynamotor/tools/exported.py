@@ -29,10 +29,11 @@ from ..capture.dispatch import miss_reason
 from ..capture.guards import DictKeys, TensorMatch
 from ..capture.source import SizeOf, Source
 from ..capture.stance import set_stance
-from ..capture.symbolic_inputs import mark_dynamic
+from ..capture.symbolic_inputs import DIM_NAMES, mark_dynamic
 from ..graph.tensor_subclass import inner_names
 from .entry import ArgumentChecks, name_of, refused
-from .package import build_package
+from .from_torch_export import from_torch_export
+from .package import ONE, Method, build_package, names_of
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,24 @@ class Signature:
 
 
 def export(
-    model: Callable[..., Any],
-    args: Sequence[Any] | torch.Tensor,
+    model: Callable[..., Any] | torch.export.ExportedProgram,
+    args: Sequence[Any] | torch.Tensor | None = None,
     kwargs: Mapping[str, Any] | None = None,
     *,
     dynamic_shapes: Any = None,
 ) -> Exported:
     """Capture a model (or function) for inference on arguments like these (one tensor, or a tuple); nothing
-    of it runs. Anything but a tensor is part of the program.
+    of it runs. Anything but a tensor is part of the program. A `torch.export.ExportedProgram` comes with its
+    own example arguments and dynamic dimensions.
 
     dynamic_shapes: as in `torch.export.export`, for each parameter by its name, or in order, the dimensions
       of its tensors that may differ: `{0: "batch"}`, `{0: torch.export.Dim("batch", min=2, max=64)}`.
     Raises CaptureError where the graph breaks, and UsageError where a program has no graph of tensors, or one
     that must be cut (DM114), or needs the number itself of a dimension that may differ (DM117).
     """
+    if isinstance(model, torch.export.ExportedProgram):
+        given = from_torch_export(model, None if args is None else (args, kwargs), dynamic_shapes)
+        return Exported(*given)
     if isinstance(args, torch.Tensor):
         args = (args,)
     if not isinstance(args, tuple | list):
@@ -138,11 +143,9 @@ class Exported:
         return call
 
     def package(self, path: str | os.PathLike[str]) -> None:
-        """Write the program, built for this machine's CPU, with its weights of now, as a file for
+        """Write the program, built for this machine's CPU, with its weights and state of now, as a file for
         `dynamotor.load`. Raises UsageError (DM114) for programs that a file cannot hold."""
-        if self._dims:
-            raise refused("sizes of it may differ", "a file holds programs of fixed sizes")
-        build_package(self.model, self.args, self.kwargs).write(path)
+        package(path, {ONE: self})
 
     def exported_program(self) -> Any:
         """The program as a `torch.export.ExportedProgram`, with the model's names of its parameters. Its
@@ -241,7 +244,7 @@ class Exported:
 
     def _places(self) -> list[tuple[str, str]]:
         """Of the captured graph's inputs, kind and target: a tensor of a wrapper subclass is one of them."""
-        held, sources = dict(_names_of(self.model)), self._entry.info.inputs
+        held, sources = dict(names_of(self.model)), self._entry.info.inputs
         return [held.get(id(x)) or _place(source) for x, source in zip(self._examples, sources)]
 
     def _signature(self) -> Signature:
@@ -255,6 +258,26 @@ class Exported:
         writes = [str(node.args[0]) for node in nodes if node.target is torch.ops.aten.copy_.default]
         outputs = map(str, nodes[-1].args[0])
         return Signature(tuple(inputs), tuple(outputs), tuple(writes), self._entry.info.data.code)
+
+
+def package(path: str | os.PathLike[str], programs: Mapping[str, Exported]) -> None:
+    """Write several programs as one file for `dynamotor.load`: its methods, by name, which share weights and
+    state (tensors that are one object are one in the file).
+
+    >>> dynamotor.package("llama.dm", {"prefill": export(model, prompt), "decode": export(model, token)})
+    >>> dynamotor.load("llama.dm").prefill(prompt)
+    """
+    UsageError.when(
+        not programs, "DM147", "a package of no programs", cure='package(path, {"decode": export(...)})'
+    )
+    for name in programs:
+        if not name.isidentifier() or name in ("methods", "state"):
+            raise UsageError(
+                "DM147",
+                f"{name!r} is no name of a method",
+                cure="pass an identifier, but not 'methods' or 'state'",
+            )
+    build_package({name: Method(p.model, p.args, p.kwargs) for name, p in programs.items()}).write(path)
 
 
 class _Root(torch.nn.Module):
@@ -349,14 +372,6 @@ def _put(root: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
         root.register_buffer(last, tensor)
 
 
-def _names_of(model: Any) -> Iterator[tuple[int, tuple[str, str]]]:
-    if isinstance(model, torch.nn.Module):
-        for name, buffer in model.named_buffers():
-            yield id(buffer), ("buffer", name)
-        for name, parameter in model.named_parameters():
-            yield id(parameter), ("parameter", name)
-
-
 def _place(source: Source) -> tuple[str, str]:
     kind = "constant" if source.is_held else "size" if type(source) is SizeOf else "argument"
     return kind, str(source)
@@ -393,4 +408,6 @@ def _marked(tensor: torch.Tensor, dims: Mapping[int, Any]) -> torch.Tensor:
     twin = tensor.detach()
     for d, dim in dims.items():
         mark_dynamic(twin, d, min=getattr(dim, "min", None), max=getattr(dim, "max", None))
+    names = {d: dim if type(dim) is str else getattr(dim, "__name__", None) for d, dim in dims.items()}
+    twin.__dict__[DIM_NAMES] = {d: name for d, name in names.items() if name}
     return twin

@@ -4,6 +4,9 @@
 >>> bert = dynamotor.load("bert.dm")
 >>> bert(tokens)  # tuples, lists and dicts of tensors, as the model gave them
 
+A file may hold several programs, its methods (`dynamotor.package`), which share weights and state. State: the
+tensors that a program writes and that are no arguments; each loaded package has its own.
+
 `python -m dynamotor package inspect FILE` lists the contents: the program (JSON), its shared objects,
 weights (safetensors).
 """
@@ -13,68 +16,47 @@ from __future__ import annotations
 import argparse
 import hashlib
 import inspect
-import itertools
 import json
-import math
-import mmap
 import os
 import platform
 import struct
 import sys
 import zipfile
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..api import compile, dispatcher_of
-from ..autograd import program_cache
-from ..autograd.plain_inputs import as_aten_graph, with_plain_inputs
 from ..autograd.recipe import Recipe
 from ..autograd.runtime import inference_callable
-from ..backends import native, static_inputs
-from ..base import cache
-from ..base.compat import OpOverloadPacket
-from ..base.config import Settings, config
 from ..base.errors import BuildError, UsageError
-from ..base.events import Event, collect
+from ..capture.guards import are_apart, memory_range
 from ..codegen import stored
-from ..graph.plain_data import NotPlain, decode, encode
-from ..graph.spec import TensorSpec, copy_as
-from ..graph.tensor_subclass import is_wrapper
+from ..graph.plain_data import NotPlain, decode, encode, symbols_by_name
+from ..graph.result_strides import is_dense
+from ..graph.sizes import ShapeEnv, Size
+from ..graph.spec import TensorSpec
 from ..runtime import cpp_build
-from .entry import ArgumentChecks, flatten, refused
-from .package_program import steps_of
+from .entry import ArgumentChecks, flatten, name_of, not_built_for, refused
+from .package_graph import Built, build
+from .package_program import layout_text, steps_of
+from .package_weights import FILE as _WEIGHTS, Weights, laid_out, map_weights, offsets_of, write_weights
 
-FORMAT = "dynamotor-package-3"
-_WEIGHTS, _PROGRAM, _STEPS = "weights.safetensors", "program.json", "steps.txt"
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
-_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+FORMAT = "dynamotor-package-4"
+_PROGRAM, _STEPS = "program.json", "steps.txt"
+ONE = "forward"  # the method of a package that has one
 
 
 @dataclass(frozen=True)
 class Package:
-    """A program that was captured and built for example arguments; `write(path)` makes it a file."""
+    """Programs that were captured and built for example arguments; `write(path)` makes them a file."""
 
     program: dict[str, Any]  # all but weights and libraries, as plain data
     libraries: dict[str, bytes]
     weights: list[torch.Tensor]
-    steps: str  # the same program, for C++
+    steps: str  # the same programs, for C++
 
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write the file, whole or not at all."""
@@ -82,7 +64,7 @@ class Package:
         temporary = target.with_name(f".{target.name}.{os.getpid()}")
         try:
             with zipfile.ZipFile(temporary, "w") as archive:
-                _write_weights(archive, self.weights)
+                write_weights(archive, self.weights)
                 archive.writestr(_PROGRAM, json.dumps(self.program, allow_nan=False), zipfile.ZIP_DEFLATED)
                 archive.writestr(_STEPS, self._for_cpp())
                 for key, payload in self.libraries.items():
@@ -93,181 +75,167 @@ class Package:
 
     def _for_cpp(self) -> str:
         """Read by C++: the target machine, the offsets of weights, and the steps."""
-        environment, offsets = self.program["environment"], " ".join(map(str, _offsets(self.weights)))
+        environment, offsets = self.program["environment"], " ".join(map(str, offsets_of(self.weights)))
         processor = environment["processor"]
         head = [FORMAT, environment["torch"], str(processor.count("\n") + 1), processor]
         return "\n".join([*head, f"weights {len(self.weights)} {offsets}", self.steps])
 
 
-def build_package(
-    model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
-) -> Package:
-    """Capture and build a model (or function) for inference on arguments like these, on a CPU.
+@dataclass(frozen=True)
+class Method:
+    """A program to be packaged: a model (or function), and example arguments."""
 
-    Its weights are those of now; arguments that are no tensors are part of the program. Raises UsageError
-    (DM114) for programs that a file cannot hold (written inputs and objects, custom ops, results that are
-    other
-    objects than tuples, lists, dicts and numbers, arguments that no call can be compared with), and
+    model: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def build_package(methods: Mapping[str, Method]) -> Package:
+    """Capture and build programs for inference on arguments like the examples, on a CPU.
+
+    Their weights and state are those of now; arguments that are no tensors are part of the program. Raises
+    UsageError (DM114) for programs that a file cannot hold (written objects, custom ops, results that are
+    other objects than tuples, lists, dicts and numbers, arguments that no call can be compared with), and
     CaptureError where the graph breaks.
     """
-    ordered = _sees_order_of_names(model)
-    kwargs = _by_name(kwargs or {}, ordered)
-    with torch.no_grad(), collect("not kept") as events, config.patch(**_SETTINGS):
-        built, result = _built(model, args, kwargs)
-        entry = _entry(built, events)
-        libraries = {key: cache.load("build", key) for key in stored.library_keys(entry["program"])}
-        environment = _environment()
-    present = {key: data for key, data in libraries.items() if data}
-    if len(present) < len(libraries):
-        raise refused("its libraries are not in the disk cache", f"{config.cache_dir} cannot be written")
-    given = (tuple(args), kwargs)
-    checks = ArgumentChecks.of(given, built.guards, (*args, *kwargs.values()))
-    nodes = [value for _, value in flatten(given)]
-    arguments = {k: nodes[k] for k in checks.tensor_nodes()}
-    weights: list[torch.Tensor] = []
-    places = [_place(tensor, i in built.static, arguments, weights) for i, tensor in enumerate(built.inputs)]
-    program = {
+    weights, programs, texts = Weights(), {}, []
+    libraries: dict[str, bytes] = {}
+    folded: list[int] = []
+    for name, method in methods.items():
+        program, text, found = _program(method, weights)
+        programs[name], libraries = program, {**libraries, **found}
+        texts.append(f"method {name}\n{text}")
+        sources = (
+            decode(program["entry"]["program"]["folded"][2])
+            if "folded" in program["entry"]["program"]
+            else ()
+        )
+        folded += [program["places"][i][1] for i, _ in sources]
+    early = [weights.state[k] for k in folded if k in weights.state]
+    if early:
+        raise refused(
+            f"a method computes with {early[0]} ahead of time, which another one writes",
+            "constants are computed once",
+        )
+    stored_weights, environment = weights.stored(), _environment()
+    whole = {
         "format": FORMAT,
         "environment": environment,
+        "methods": programs,
+        "state": {name: [k, encode(TensorSpec.of(weights.tensors[k]))] for k, name in weights.state.items()},
+        "sha256": {key: hashlib.sha256(data).hexdigest() for key, data in libraries.items()},
+    }
+    state = [f"state {k} {layout_text(weights.tensors[k])} {name}\n" for k, name in weights.state.items()]
+    return Package(whole, libraries, stored_weights, "".join([*state, *texts]))
+
+
+def _program(method: Method, weights: Weights) -> tuple[dict[str, Any], str, Mapping[str, bytes]]:
+    """A method as plain data, as steps for C++, and its libraries."""
+    ordered = _sees_order_of_names(method.model)
+    args, kwargs = method.args, _by_name(method.kwargs, ordered)
+    built, result = build(method.model, args, kwargs)
+    given, env, entry = (args, kwargs), built.env, built.entry
+    checks = ArgumentChecks.of(given, built.guards, (*args, *kwargs.values()), env)
+    nodes = [value for _, value in flatten(given)]
+    arguments = {k: nodes[k] for k in checks.tensor_nodes()}
+    places = [_place(i, built, arguments, weights) for i in range(len(built.inputs))]
+    known = symbols_by_name(env)
+    recipe: Recipe = decode(entry["recipe"], known)
+    mutated = recipe.mutated
+    _refuse_places(recipe, built, places)
+    written = tuple(places[i][1] for i in mutated if places[i][0] == "argument")
+    checks = replace(checks, written=written, asks="strides" in built.asked)
+    for a, b in checks.apart():
+        if not are_apart([arguments[a], arguments[b]], 1):
+            raise refused(
+                "an argument that it writes shares memory with another one",
+                "calls are checked for that",
+                "pass copies",
+            )
+    names = _attributes_of(method.model) | {key: name for key, (_, name) in names_of(method.model)}
+    for i in mutated:
+        if places[i][0] == "weight":
+            weights.write(places[i][1], names.get(id(built.inputs[i])))
+    program = {
         "entry": entry,
         "places": places,
-        "specs": [encode(TensorSpec.of(tensor)) for tensor in built.inputs],
+        "specs": [encode(spec) for spec in built.specs],
         "arguments": encode(checks),
         "ordered": ordered,
-        "result": _structure(result, built.outs),
-        "sha256": {key: hashlib.sha256(data).hexdigest() for key, data in present.items()},
+        "symbols": [[s.name, s.hint, s.lo, s.hi] for s in env.symbols],
+        "result": _structure(result, built, arguments),
     }
-    results = [(k, built.outs[k]) for k in _outs_in(program["result"])]
-    steps = steps_of(entry, built.inputs, places, weights, results, checks)
-    return Package(program, present, weights, steps)
+    text = steps_of(built, places, weights, _tensors_in(program["result"]), checks)
+    return program, text, built.libraries
 
 
-# All that the file needs is in the disk cache, and nothing but the program.
-_SETTINGS: Settings = {
-    "program_cache": True,
-    "disk_cache": True,
-    "verify": False,
-    "check": False,
-    "sanitize": False,
-    "debug": 0,
-    "log": "",
-}
+def _refuse_places(recipe: Recipe, built: Built, places: Sequence[Sequence[Any]]) -> None:
+    """Refuse results that name a place in the storage of a weight which is not all of that storage."""
+    for plan in recipe.plans:
+        spec = built.specs[plan.index] if plan.kind == "input" and places[plan.index][0] == "weight" else None
+        if spec is None or not spec.offset and is_dense(spec):
+            continue
+        if any("as_strided" in str(function) for function, *_ in plan.steps):
+            raise refused(
+                "a result that is as_strided() of a tensor that it holds, which is a part of another one",
+                "a file holds that part alone",
+                "index or slice it, or return a clone",
+            )
 
 
-@dataclass
-class _Built:
-    """A graph that was compiled and called. place: its program in the disk cache. static: inputs that are
-    weights."""
-
-    place: Any
-    inputs: list[torch.Tensor]
-    static: Collection[int]
-    outs: tuple[Any, ...]
-    guards: Sequence[Any] = ()
-
-
-def _built(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[_Built, Any]:
-    """The one graph of the model, and the result of its call."""
-    found: list[_Built] = []
-
-    def backend(gm: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        keeper = program_cache.Keeper(stored.environment, stored.describe, stored.restore)
-        gm, flat = _plainly(gm, inputs)
-        inputs, static = flat(inputs), static_inputs(gm)
-        place = program_cache.kept(keeper, gm, inputs, [tensor.requires_grad for tensor in inputs], static)
-        run, given = native(gm, inputs), list(inputs)
-
-        def call(*tensors: torch.Tensor) -> Any:
-            outs = tuple(run(*flat(tensors)))
-            found[:] = [_Built(place, given, static, outs)]
-            return outs
-
-        return call
-
-    compiled = compile(model, backend=backend, fullgraph=True, dynamic=False)
-    result = compiled(*args, **kwargs)
-    if not found:
-        raise refused("it has no graph of tensors", "nothing of it runs on tensors")
-    info = dispatcher_of(compiled).entries[0].info
-    if info.data.replays:
-        raise refused("it changes Python objects", "a file holds computations alone", "return the new value")
-    return replace(found[0], guards=info.guards), result
+def _attributes_of(model: Any) -> dict[int, str]:
+    """The names of tensors that modules hold as plain attributes, by their ids."""
+    modules = model.named_modules() if isinstance(model, torch.nn.Module) else ()
+    return {
+        id(value): f"{path}.{name}".lstrip(".")
+        for path, module in modules
+        for name, value in vars(module).items()
+        if isinstance(value, torch.Tensor)
+    }
 
 
-def _plainly(
-    gm: torch.fx.GraphModule, inputs: Sequence[torch.Tensor]
-) -> tuple[torch.fx.GraphModule, Callable[[Sequence[Any]], list[Any]]]:
-    """The graph over plain tensors, and how to take its inputs apart: of weights of wrapper subclasses a file
-    holds the tensors inside.
-    """
-    for i, x in enumerate(inputs):
-        if is_wrapper(x) and i not in static_inputs(gm):
-            raise refused(f"an argument that is a {type(x).__qualname__}", "a file holds plain data")
-    plain, flat = with_plain_inputs(gm, inputs)
-    if flat is None and not any(_is_packet(node.target) for node in gm.graph.nodes):
-        return gm, list
-    flat = flat or list
-    found = as_aten_graph(plain, flat(inputs))
-    if found is None:
-        raise refused("it writes inputs, or gives other things than tensors", "a file holds plain data")
-    return found, flat
+def names_of(model: Any) -> Iterator[tuple[int, tuple[str, str]]]:
+    """The ids of a model's parameters and buffers, with their kind and name."""
+    if isinstance(model, torch.nn.Module):
+        for name, buffer in model.named_buffers():
+            yield id(buffer), ("buffer", name)
+        for name, parameter in model.named_parameters():
+            yield id(parameter), ("parameter", name)
 
 
-def _is_packet(target: Any) -> bool:
-    """Whether a call is of a library's op by its name alone: it may consist of PyTorch's own."""
-    return isinstance(target, OpOverloadPacket)
-
-
-def _entry(built: _Built, events: Sequence[Event]) -> dict[str, Any]:
-    """The program's entry in the disk cache, if a file can hold it."""
-    payload = cache.load("program", built.place._name("forward")) if built.place is not None else None
-    if payload is None:
-        reason = events[0].data["reason"] if events else "the disk cache refuses it"
-        raise refused(reason, "a file holds plain data")
-    entry: dict[str, Any] = json.loads(payload)
-    if {"gpu", "graphed"} & entry["program"].keys():
-        raise refused("it runs on a GPU", "a file holds programs of a CPU")
-    recipe: Recipe = decode(entry["recipe"])
-    if recipe.mutated:
-        raise refused(
-            "it writes its inputs or buffers",
-            "the file's weights are shared by all calls",
-            "clone the written tensor",
-        )
-    return entry
-
-
-def _place(
-    tensor: torch.Tensor, static: bool, arguments: Mapping[int, torch.Tensor], weights: list[torch.Tensor]
-) -> list[Any]:
-    """Where a graph's input comes from: an argument, or a weight (which is noted)."""
-    if not static:
+def _place(i: int, built: Built, arguments: Mapping[int, torch.Tensor], weights: Weights) -> list[Any]:
+    """Where a graph's input comes from: an argument, a size, or a weight (which is noted)."""
+    tensor, spec = built.inputs[i], built.specs[i]
+    if type(spec) is Size:
+        (symbol,) = spec.symbols
+        return ["size", symbol.name]
+    if i not in built.static:
         for k, argument in arguments.items():
             if argument is tensor:
                 return ["argument", k]
-    if tensor.dtype not in _NAMES:
-        raise refused(f"a weight of type {tensor.dtype}", "safetensors has no such type")
-    weights.append(tensor.detach())
-    return ["weight", len(weights) - 1]
+    return ["weight", weights.add(tensor)]
 
 
-def _structure(value: Any, outs: tuple[Any, ...]) -> Any:
-    """A result in terms of the graph's outputs."""
+def _structure(value: Any, built: Built, arguments: Mapping[int, torch.Tensor]) -> Any:
+    """A result in terms of the graph's outputs, its inputs that are weights, and the arguments."""
     if isinstance(value, torch.Tensor):
-        for k, out in enumerate(outs):
-            if out is value:
-                return {"out": k}
+        static = {i: built.inputs[i] for i in built.static}
+        places = ("out", dict(enumerate(built.outs))), ("argument", arguments), ("input", static)
+        for word, tensors in places:
+            for k, tensor in tensors.items():
+                if tensor is value:
+                    return {word: k}
         raise refused(
             "a result that its graph does not give",
-            "it is an input, or was made beside the graph",
+            "it was made beside the graph",
             "return a clone",
         )
     if value is None or type(value) in (bool, int, float, str):
         return {"value": encode(value)}
     if type(value) in (tuple, list):
-        return {type(value).__name__: [_structure(item, outs) for item in value]}
+        return {type(value).__name__: [_structure(item, built, arguments) for item in value]}
     if isinstance(value, Mapping):
-        return {"dict": [[_key(key), _structure(item, outs)] for key, item in value.items()]}
+        return {"dict": [[_key(key), _structure(item, built, arguments)] for key, item in value.items()]}
     raise refused(
         f"a result that is a {type(value).__qualname__}",
         "another process may not have its class",
@@ -283,92 +251,38 @@ def _key(key: Any) -> Any:
         raise refused(f"a key of a result is {why}", "another process may not have its class") from None
 
 
-def _outs_in(structure: Any) -> list[int]:
-    """Which of the graph's outputs stand in a result, in its order."""
+def _tensors_in(structure: Any) -> list[tuple[str, int]]:
+    """The tensors of a result, in its order: outputs of the graph, inputs of it, or arguments."""
     ((kind, data),) = structure.items()
-    if kind in ("out", "value"):
-        return [data] if kind == "out" else []
-    return [k for item in data for k in _outs_in(item[1] if kind == "dict" else item)]
+    if kind in ("out", "input", "argument"):
+        return [(kind, data)]
+    items = () if kind == "value" else data
+    return [found for item in items for found in _tensors_in(item[1] if kind == "dict" else item)]
 
 
-def _rebuilt(structure: Any, outs: Sequence[Any]) -> Any:
+def _rebuilt(structure: Any, of: Mapping[str, Any]) -> Any:
+    """The result; of: outputs and inputs of the graph, and arguments, under these words."""
     ((kind, data),) = structure.items()
-    if kind == "out":
-        return outs[data]
+    if kind in of:
+        return of[kind][data]
     if kind == "value":
         return decode(data)
     if kind == "dict":
-        return {decode(key): _rebuilt(item, outs) for key, item in data}
-    items = [_rebuilt(item, outs) for item in data]
+        return {decode(key): _rebuilt(item, of) for key, item in data}
+    items = [_rebuilt(item, of) for item in data]
     return items if kind == "list" else tuple(items)
 
 
-# -- weights: safetensors, at a place in the file that a page can be mapped from -----------------------------
-def _offsets(weights: Sequence[torch.Tensor]) -> list[int]:
-    """Where each begins. Large elements come first, so that each starts at a multiple of its elements'
-    size.
-    """
-    order = sorted(range(len(weights)), key=lambda k: -weights[k].itemsize)
-    starts = itertools.accumulate((weights[k].nbytes for k in order), initial=0)
-    found = dict(zip(order, starts, strict=False))
-    return [found[k] for k in range(len(weights))]
-
-
-def _write_weights(archive: zipfile.ZipFile, weights: Sequence[torch.Tensor]) -> None:
-    offsets = _offsets(weights)
-    order = sorted(range(len(weights)), key=offsets.__getitem__)
-    header = {
-        str(k): {
-            "dtype": _NAMES[weights[k].dtype],
-            "shape": list(weights[k].shape),
-            "data_offsets": [offsets[k], offsets[k] + weights[k].nbytes],
-        }
-        for k in order
-    }
-    text = json.dumps(header).encode()
-    text += b" " * (-(len(text) + 8) % 64)
-    info = zipfile.ZipInfo(_WEIGHTS)
-    pad = (
-        -(30 + len(_WEIGHTS) + 20 + 4) % 64
-    )  # the member begins behind its name, zip64's numbers (20) and this
-    info.extra = struct.pack("<HH", 0xD935, pad) + bytes(pad)
-    with archive.open(info, "w", force_zip64=True) as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for k in order:
-            file.write(weights[k].contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-
-def _map_weights(path: Path, info: zipfile.ZipInfo) -> list[torch.Tensor]:
-    """The weights, in memory that the system reads from the file as it is touched; writes stay in this
-    process.
-    """
-    with open(path, "rb") as file:
-        file.seek(info.header_offset)
-        name, extra = struct.unpack("<HH", file.read(30)[26:30])
-        start = info.header_offset + 30 + name + extra
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    (length,) = struct.unpack_from("<Q", mapped, start)
-    header = json.loads(mapped[start + 8 : start + 8 + length])
-    tensors = []
-    for k in range(len(header)):
-        row = header[str(k)]
-        dtype, shape = _DTYPES[row["dtype"]], row["shape"]
-        first, last = row["data_offsets"]
-        count = math.prod(shape)
-        if last - first != count * dtype.itemsize or 8 + length + last > info.file_size or info.compress_type:
-            raise ValueError(f"the weight {k} is not whole")
-        at = start + 8 + length + first
-        flat = (
-            torch.frombuffer(mapped, dtype=dtype, count=count, offset=at)
-            if count
-            else torch.empty(0, dtype=dtype)
-        )
-        tensors.append(flat.view(shape))
-    return tensors
-
-
 # -- loading -------------------------------------------------------------------------------------------------
-class LoadedPackage:
+def _env_of(program: Mapping[str, Any]) -> ShapeEnv:
+    """The symbols of a method."""
+    env = ShapeEnv()
+    for name, hint, lo, hi in program["symbols"]:
+        env.symbol(hint, lo, hi, name)
+    return env
+
+
+class LoadedMethod:
     """A packaged program: called like the model, with arguments like the examples."""
 
     def __init__(
@@ -376,30 +290,83 @@ class LoadedPackage:
         program: dict[str, Any],
         libraries: Mapping[str, cpp_build.Library],
         weights: Sequence[torch.Tensor],
+        state: Collection[int],
     ) -> None:
+        known = symbols_by_name(_env_of(program))
         call = stored.restore(program["entry"]["program"], "package", libraries.get, fixed=True)
         if call is None:
             raise ValueError("a library is missing")
         with torch.no_grad():
-            self._run = inference_callable(call, decode(program["entry"]["recipe"]))
-        self._specs: list[TensorSpec] = [decode(spec) for spec in program["specs"]]
-        self._places, self._result = program["places"], program["result"]
-        self._arguments: ArgumentChecks = decode(program["arguments"])
+            self._run = inference_callable(call, decode(program["entry"]["recipe"], known))
+        self._places, self._result, self._known = program["places"], program["result"], known
+        self._arguments: ArgumentChecks = decode(program["arguments"], known)
         self._ordered: bool = program["ordered"]
+        self._returns_arguments = any(kind == "argument" for kind, _ in _tensors_in(self._result))
+        specs = [decode(spec, known) for spec in program["specs"]]
         self._weights = [
-            _laid_out(weights[k], spec) if kind == "weight" else None
-            for (kind, k), spec in zip(self._places, self._specs, strict=True)
+            laid_out(weights[k], spec, k in state) if kind == "weight" else None
+            for (kind, k), spec in zip(self._places, specs, strict=True)
         ]
+        self._state = [memory_range(weights[k]) for k in state]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The model's result. UsageError (DM115) for arguments that the program was not built for."""
-        given = self._arguments.tensors((args, _by_name(kwargs, self._ordered)))
-        inputs = [
-            weight if weight is not None else given[k]
+        by_name = _by_name(kwargs, self._ordered)
+        given, sizes = self._arguments.tensors((args, by_name))
+        for first, end in map(memory_range, given.values()) if self._state else ():
+            if any(start < end and first < stop for start, stop in self._state):
+                raise not_built_for("an argument that shares memory with the package's state", "clone() it")
+        inputs: list[Any] = [
+            weight if weight is not None else given.get(k)
             for weight, (_, k) in zip(self._weights, self._places, strict=True)
         ]
+        for i, (kind, name) in enumerate(self._places if sizes else ()):
+            if kind == "size":
+                inputs[i] = sizes[self._known[f"%{name}"]]
         with torch.no_grad():
-            return _rebuilt(self._result, self._run(*inputs))
+            outs = self._run(*inputs)
+        if self._returns_arguments:
+            given = {k: value for k, (_, value) in enumerate(flatten((args, by_name)))}
+        return _rebuilt(self._result, {"out": outs, "input": inputs, "argument": given})
+
+
+class LoadedPackage:
+    """The programs of a package by their names: `loaded.decode(token)`; a package of one is called itself.
+
+    state: the tensors that they write, by the model's names, as they are now: copy one to keep it, or write
+    into it (`loaded.state["cache"].zero_()`).
+    """
+
+    def __init__(
+        self,
+        whole: dict[str, Any],
+        libraries: Mapping[str, cpp_build.Library],
+        weights: Sequence[torch.Tensor],
+    ) -> None:
+        rows = {name: (k, decode(spec)) for name, (k, spec) in whole["state"].items()}
+        numbers = [k for k, _ in rows.values()]
+        self.state = {name: laid_out(weights[k], spec, True) for name, (k, spec) in rows.items()}
+        self.methods = {
+            name: LoadedMethod(program, libraries, weights, numbers)
+            for name, program in whole["methods"].items()
+        }
+
+    def __getattr__(self, name: str) -> LoadedMethod:
+        methods = self.__dict__.get("methods", {})
+        if name not in methods:
+            raise AttributeError(f"the package has no method {name!r}, but {', '.join(methods)}")
+        found: LoadedMethod = methods[name]
+        return found
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The model's result, where the package has one program. UsageError (DM115) for arguments that the
+        program was not built for.
+        """
+        if ONE not in self.methods:
+            raise not_built_for(
+                f"a call without a method: it has {', '.join(self.methods)}", "call one of its methods"
+            )
+        return self.methods[ONE](*args, **kwargs)
 
 
 def _by_name(kwargs: Mapping[str, Any], ordered: bool) -> dict[str, Any]:
@@ -414,12 +381,6 @@ def _sees_order_of_names(model: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):
         return True
     return any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-
-
-def _laid_out(tensor: torch.Tensor, spec: TensorSpec) -> torch.Tensor:
-    if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
-        raise ValueError(f"a weight of shape {list(tensor.shape)} in the place of {spec}")
-    return tensor if tensor.stride() == spec.stride else copy_as(tensor, [*map(int, spec.stride)])
 
 
 def load(path: str | os.PathLike[str]) -> LoadedPackage:
@@ -441,7 +402,7 @@ def load(path: str | os.PathLike[str]) -> LoadedPackage:
                 if hashlib.sha256(payload).hexdigest() != digest:
                     raise ValueError(f"the library {key} is damaged")
                 libraries[key] = cpp_build.library_of(payload, key)
-            return LoadedPackage(program, libraries, _map_weights(Path(path), archive.getinfo(_WEIGHTS)))
+            return LoadedPackage(program, libraries, map_weights(Path(path), archive.getinfo(_WEIGHTS)))
     except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError, struct.error) as error:
         raise UsageError(
             "DM116",
@@ -490,12 +451,16 @@ def main(args: argparse.Namespace) -> int:
             sizes = {info.filename: info.file_size for info in archive.infolist()}
     except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
         raise UsageError("DM116", f"{args.file} is no package of dynamotor", why=str(error)) from error
-    kinds = [kind for kind, _ in program["places"]]
     print(f"{args.file}: {program['format']}, torch {program['environment']['torch']}")
     for name, nbytes in sizes.items():
         print(f"  {name}: {nbytes / 2**20:.1f} MB")
-    print(f"  {kinds.count('weight')} weights; arguments:")
-    for (kind, k), spec in zip(program["places"], program["specs"], strict=True):
-        if kind == "argument":
-            print(f"    {k}: {decode(spec)}")
+    for name, (_, spec) in program["state"].items():
+        print(f"  state {name}: {decode(spec)}")
+    for name, method in program["methods"].items():
+        kinds = [kind for kind, _ in method["places"]]
+        print(f"  {name}: {kinds.count('weight')} weights; arguments:")
+        checks: ArgumentChecks = decode(method["arguments"], symbols_by_name(_env_of(method)))
+        for k in checks.tensor_nodes():
+            path, _, facts = checks.nodes[k]
+            print(f"    {name_of(path)}: {facts.spec}")
     return 0

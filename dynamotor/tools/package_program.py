@@ -1,15 +1,15 @@
 """A package's program as lines of words, which C++ runs without Python (`cpp/dynamotor_package.cpp`).
 
->>> print(steps_of(entry, inputs, places, weights, results, checks))
-argument 0 0 6 2 4 16 16 1
+>>> print(steps_of(built, places, weights, results, checks))
+argument 0 0 6 2 4 16 16 1 argument 0
 weight 1 0 6 2 32 16 16 1
 ...
 kernel 0 dm_add_mul_erf_76eca01fc40d 3 5 2 6 0
 return 1 8
 
-A line is a step: its name, then slots (numbers of tensors) and how tensors are laid out (dtype, dimensions,
-sizes, strides). What stands before the line `run` happens once. What no line can say is refused when C++
-loads the file, with the reason that stands here.
+A line is a step: its name, slots (numbers of tensors) and layouts (dtype, dimensions, sizes, strides); those
+before `run` happen once. `$3` is a size that differs between calls, computed by the fourth `size` or `number`
+line. A program that has no lines is refused when C++ loads the file, with the reason that stands here.
 """
 
 from __future__ import annotations
@@ -17,22 +17,24 @@ from __future__ import annotations
 import ast
 import itertools
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ..autograd.recipe import Recipe
+from ..autograd.recipe import OutputPlan
 from ..base import compat
 from ..base.errors import RaisedWhen
 from ..base.narrowing import checked
 from ..codegen.call_program import Expected, Listing
 from ..codegen.externs import Callee
 from ..codegen.folded import as_compiled
-from ..graph.plain_data import decode, decode_graph
-from ..graph.sizes import Dim
-from .entry import ArgumentChecks, TensorFacts
+from ..graph.plain_data import decode, decode_graph, symbols_by_name
+from ..graph.sizes import Dim, Size
+from .entry import ArgumentChecks, TensorFacts, name_of
+from .package_graph import Built
+from .package_weights import Weights
 
 DTYPES = {
     torch.uint8: 0,
@@ -77,19 +79,40 @@ class Register:
     number: int
 
 
-def layout(shape: Sequence[Dim], stride: Sequence[Dim], dtype: torch.dtype) -> list[Any]:
-    """The words that describe a tensor's layout."""
+@dataclass(frozen=True)
+class SizePlace:
+    """The place at which C++ keeps a size that differs between calls."""
+
+    place: int
+
+
+_OPERATIONS: dict[type[ast.AST], str] = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul"}
+_FUNCTIONS = ("floordiv", "mod", "min", "max")  # of two numbers, in texts of sizes
+
+
+def layout(shape: Sequence[Any], stride: Sequence[Any], dtype: torch.dtype) -> list[Any]:
+    """The words that describe a tensor's layout, whose sizes are ints or Numbers."""
     NotFlat.when(dtype not in DTYPES, f"a tensor of {dtype}")
-    return [DTYPES[dtype], len(shape), *map(int, shape), *map(int, stride)]
+    return [DTYPES[dtype], len(shape), *shape, *stride]
+
+
+def layout_text(tensor: torch.Tensor) -> str:
+    """The same of a tensor; none of a dtype that C++ does not know, where no program is flat either."""
+    if tensor.dtype not in DTYPES:
+        return "-1 0"
+    return " ".join(map(str, layout(tensor.shape, tensor.stride(), tensor.dtype)))
 
 
 @dataclass
 class Steps:
-    """The lines, as they are written. weights: the file's tensors, to which constants are added."""
+    """The lines, as they are written. weights: the file's tensors, to which constants are added. numbers: the
+    sizes that differ between calls, by their texts.
+    """
 
-    weights: list[torch.Tensor]
+    weights: Weights
     lines: list[list[Any]] = field(default_factory=list)
     slots: dict[str, Register] = field(default_factory=dict)
+    numbers: dict[str, SizePlace] = field(default_factory=dict)
     _numbers: Any = field(default_factory=itertools.count)
 
     def step(self, name: str, *words: Any) -> None:
@@ -103,9 +126,53 @@ class Steps:
             self.slots[name] = slot
         return slot
 
+    # -- sizes that differ between calls ---------------------------------------------------------------------
+    def size(self, value: Any) -> Any:
+        """A size of a spec: an int, or its SizePlace."""
+        return self.number(ast.parse(str(value), mode="eval").body) if type(value) is Size else int(value)
+
+    def sizes(self, values: Sequence[Any]) -> list[Any]:
+        """Sizes of a spec."""
+        return [self.size(value) for value in values]
+
+    def number(self, node: ast.expr) -> Any:
+        """The meaning of a size's text."""
+        text = ast.unparse(node)
+        if text not in self.numbers:
+            words = list(self._postfix(node))
+            if len(words) == 1:
+                return words[0]
+            self.step("number", self.new_number(text), *words)
+        return self.numbers[text]
+
+    def new_number(self, text: str) -> SizePlace:
+        """The place of a size of this text."""
+        found = self.numbers[text] = SizePlace(len(self.numbers))
+        return found
+
+    def _postfix(self, node: ast.expr) -> Iterator[Any]:
+        """Operands before their operation."""
+        match node:
+            case ast.Constant(int() as value):
+                yield value
+            case ast.Name(name) if name in self.numbers:
+                yield self.numbers[name]
+            case ast.UnaryOp(ast.USub(), operand):
+                yield from (0, *self._postfix(operand), "sub")
+            case ast.BinOp(a, operation, b) if type(operation) in _OPERATIONS:
+                yield from (*self._postfix(a), *self._postfix(b), _OPERATIONS[type(operation)])
+            case ast.Call(ast.Name(name), [a, b]) if name in _FUNCTIONS:
+                yield from (*self._postfix(a), *self._postfix(b), name)
+            case _:
+                raise NotFlat(f"the size {ast.unparse(node)}")
+
+    # -- tensors ---------------------------------------------------------------------------------------------
     def weight(self, k: int, stride: Sequence[Dim]) -> Register:
-        """The slot of a tensor of the file, with these strides."""
-        tensor, slot = self.weights[k], self.slot()
+        """The slot of a tensor of the file, with these strides; state has its own in the file."""
+        tensor, slot = self.weights.tensors[k], self.slot()
+        if k in self.weights.state:
+            self.step("weight", slot, k, *layout(tensor.shape, tensor.stride(), tensor.dtype))
+            return slot
         dense = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta").stride()
         self.step("weight", slot, k, *layout(tensor.shape, dense, tensor.dtype))
         return slot if tuple(stride) == dense else self.copied(slot, stride)
@@ -117,12 +184,12 @@ class Steps:
         return slot
 
     def view(
-        self, base: Register, dtype: Any, shape: Sequence[Dim], stride: Sequence[Dim], offset: Dim
+        self, base: Register, dtype: Any, shape: Sequence[Any], stride: Sequence[Any], offset: Any
     ) -> Register:
         """The slot of a view. dtype: None for that of the base."""
         slot = self.slot()
         code = -1 if dtype is None else layout((), (), dtype)[0]
-        self.step("view", slot, base, int(offset), code, len(shape), *map(int, shape), *map(int, stride))
+        self.step("view", slot, base, offset, code, len(shape), *shape, *stride)
         return slot
 
     # -- aten ------------------------------------------------------------------------------------------------
@@ -170,8 +237,8 @@ class Steps:
                 return node
             value = values[node]
             if not value.is_mkldnn:
-                self.weights.append(value.detach())
-                return self.weight(len(self.weights) - 1, value.stride())
+                self.weights.tensors.append(value.detach())
+                return self.weight(len(self.weights.tensors) - 1, value.stride())
             made = self.slot()
             self.aten(node.target, [slot(arg) for arg in node.args], node.kwargs, [made])
             return made
@@ -194,6 +261,9 @@ def _of_convolution(schema: Any, values: Sequence[Any]) -> list[Any]:
     absent.
     """
     words: list[Any] = []
+    NotFlat.when(
+        any(isinstance(v, (list, tuple)) and _has_numbers(v) for v in values), "a convolution of such sizes"
+    )
     for argument, value in zip(schema.arguments, values, strict=True):
         number = _bits if "number" in str(argument.type) else int
         match value:
@@ -210,6 +280,10 @@ def _of_convolution(schema: Any, values: Sequence[Any]) -> list[Any]:
             case _:
                 raise NotFlat(f"an argument of a convolution: {value!r}")
     return words
+
+
+def _has_numbers(values: Sequence[Any]) -> bool:
+    return any(type(value) is SizePlace for value in values)
 
 
 def _word(value: str) -> str:
@@ -238,6 +312,8 @@ def _argument(kind: Any, count: int | None, value: Any, op: str) -> list[Any]:
         return [f"t{value.number}"]
     if name == "FloatType" and isinstance(value, (int, float)):
         return [f"i{_bits(value)}"]
+    if name == "IntType" and type(value) is SizePlace:
+        return [f"v${value.place}"]
     if name in ("IntType", "BoolType") and isinstance(value, int):
         return [f"i{int(value)}"]
     if isinstance(value, (torch.dtype, torch.memory_format, torch.layout)) and value in _CODES:
@@ -251,17 +327,19 @@ class _Text:
     """The text of a call program, line by line."""
 
     last: ast.stmt
+    sized: dict[str, Any]  # of results whose sizes differ between calls, shape and strides
 
     def __init__(
         self, steps: Steps, listing: Listing, constants: dict[str, Any], libraries: dict[str, int]
     ) -> None:
         self.steps, self.listing, self.constants, self.libraries = steps, listing, constants, libraries
+        self.sized = {}
 
     def value(self, node: ast.expr) -> Any:
         """The meaning of an expression; views and copies are steps of their own."""
         match node:
             case ast.Name(name):
-                return self.steps.slots[name]
+                return self.steps.numbers[name] if name in self.steps.numbers else self.steps.slots[name]
             case ast.Attribute(ast.Name("torch"), name):
                 return getattr(torch, name)
             case ast.List(items) | ast.Tuple(items):
@@ -277,11 +355,13 @@ class _Text:
         try:
             return ast.literal_eval(node)
         except ValueError:
-            raise NotFlat(f"the expression {ast.unparse(node)}") from None
+            return self.steps.number(node)
 
     def line(self, node: ast.stmt) -> None:
         """A statement's steps."""
         match node:
+            case ast.Expr(ast.Call(ast.Name("written"))):
+                pass  # moves what Python's autograd counts
             case ast.Expr(ast.Call() as call):
                 self.call(call, [])
             case ast.Assign([ast.Name(name)], ast.Call() as call):
@@ -297,12 +377,13 @@ class _Text:
     def call(self, call: ast.Call, names: Sequence[str]) -> None:
         """A call of a kernel, of aten, of a check, or for memory."""
         assert isinstance(call.func, ast.Name)
-        name, stands_for = call.func.id, self.constants.get(call.func.id)
+        name = call.func.id
+        stands_for = self.constants.get(name, self.listing.checks.get(name))
         if name in self.listing.kernels:
-            c_name, n, ints = self.listing.kernels[name]
-            NotFlat.when(n != len(call.args), "a kernel of sizes that differ between calls")
-            slots = [self.value(arg) for arg in call.args]
-            self.steps.step("kernel", self.libraries[c_name], c_name, n, *slots, len(ints), *ints)
+            c_name, n, fixed = self.listing.kernels[name]
+            given = [self.value(arg) for arg in call.args]
+            ints = [*fixed, *given[n:]]
+            self.steps.step("kernel", self.libraries[c_name], c_name, n, *given[:n], len(ints), *ints)
         elif name in ("new", "take"):
             shape, stride = map(self.value, call.args[:2] if name == "new" else call.args[1:])
             kind = call.args[2] if name == "new" else checked(ast.Tuple, call.args[0]).elts[1]
@@ -312,9 +393,8 @@ class _Text:
                 self.call(call.args[0], names)
             if not stands_for.planned:
                 spec, slot = stands_for.spec, names[0] if names else checked(ast.Name, call.args[0]).id
-                self.steps.step(
-                    "expect", self.steps.slots[slot], *layout(spec.shape, spec.stride, spec.dtype)
-                )
+                shape, stride = self.sized.get(name, (spec.shape, spec.stride))
+                self.steps.step("expect", self.steps.slots[slot], *layout(shape, stride, spec.dtype))
         elif type(stands_for) is Callee and not stands_for.row_major:
             args = [self.value(arg) for arg in call.args]
             kwargs = {str(keyword.arg): self.value(keyword.value) for keyword in call.keywords}
@@ -325,63 +405,88 @@ class _Text:
 
 
 def steps_of(
-    entry: dict[str, Any],
-    inputs: Sequence[torch.Tensor],
+    built: Built,
     places: Sequence[Sequence[Any]],
-    weights: list[torch.Tensor],
-    results: Sequence[tuple[int, torch.Tensor]],
+    weights: Weights,
+    results: Sequence[tuple[str, int]],
     checks: ArgumentChecks,
 ) -> str:
-    """The lines of a program whose entry in the disk cache is this, or one that says why there are none;
+    """The lines of a program, or one that says why there are none;
     constants that it folds go to `weights`.
 
-    places: which argument or weight each of the graph's inputs is. results: the tensors of the model's
-    result, each behind the number of the graph's output that it is. checks: how arguments must be.
+    places: which argument, size or weight each of the graph's inputs is. results: the tensors of the model's
+    result: which output or input of the graph, or argument, each is. checks: how arguments must be.
     """
-    before = len(weights)
+    before = len(weights.tensors)
     try:
-        steps = _steps_of(entry, inputs, places, weights, results, checks)
+        steps = _steps_of(built, places, weights, results, checks)
     except NotFlat as why:
-        del weights[before:]
+        del weights.tensors[before:]
         return f"refused {why}\n"
-    words = [[word.number if type(word) is Register else word for word in line] for line in steps.lines]
-    return "".join(" ".join(map(str, line)) + "\n" for line in words)
+    return "".join(" ".join(map(_shown, line)) + "\n" for line in steps.lines)
+
+
+def _shown(word: Any) -> str:
+    """A word as it is written."""
+    if type(word) is Register:
+        return str(word.number)
+    return f"${word.place}" if type(word) is SizePlace else str(word)
 
 
 def _steps_of(
-    entry: dict[str, Any],
-    inputs: Sequence[torch.Tensor],
+    built: Built,
     places: Sequence[Sequence[Any]],
-    weights: list[torch.Tensor],
-    results: Sequence[tuple[int, torch.Tensor]],
+    weights: Weights,
+    results: Sequence[tuple[str, int]],
     checks: ArgumentChecks,
 ) -> Steps:
     steps = Steps(weights)
-    slots, given = [], _arguments(steps, checks)
-    for tensor, (kind, k) in zip(inputs, places, strict=True):
-        slots.append(steps.weight(k, tensor.stride()) if kind == "weight" else given[k])
-    program = entry["program"]
+    slots: list[Any] = []
+    known, given = symbols_by_name(built.env), _arguments(steps, checks)
+    for tensor, (kind, k) in zip(built.inputs, places, strict=True):
+        if kind == "weight":
+            slots.append(steps.weight(k, tensor.stride()))
+        else:
+            slots.append(steps.numbers[k] if kind == "size" else given[k])
+    program = built.entry["program"]
     if "folded" in program:
         program, *folded = program["folded"]
-        slots += steps.fold(folded, inputs)
+        slots += steps.fold(folded, built.inputs)
     listing, constants, units = program["program"]
-    listing = decode(listing)
+    listing = decode(listing, known)
     libraries: dict[str, int] = {}
     for number, (key, names) in enumerate(units):
         steps.step("library", key)
         libraries |= dict.fromkeys(names, number)
-    text = _Text(steps, listing, {name: decode(value) for name, value in constants.items()}, libraries)
+    constants = {name: decode(value, known) for name, value in constants.items()}
+    text = _Text(steps, listing, constants, libraries)
     _write(steps, text, slots)
-    made = _results(steps, text, decode(entry["recipe"]), results)
+    recipe, made = decode(built.entry["recipe"], known), []
+    for kind, k in results:
+        if kind == "out":
+            made.append(_result(steps, text, recipe.plans[k], built, slots, built.outs[k]))
+        else:
+            made.append(given[k] if kind == "argument" else slots[k])
     steps.step("return", len(made), *made)
     return steps
 
 
 def _arguments(steps: Steps, checks: ArgumentChecks) -> dict[int, Register]:
-    """The slots of the tensors among the arguments, by their nodes; and which must be one tensor, or two."""
+    """The slots of the tensors among the arguments, by their nodes; their sizes, and which must be one
+    tensor, two, or apart in memory.
+    """
     numbers = {k: number for number, k in enumerate(checks.tensor_nodes())}
     slots = {k: steps.slot() for k in numbers}
     steps.step("arguments", len(slots))
+    for k, number in numbers.items():
+        steps.step("named", number, name_of(checks.nodes[k][0]))
+    for row in checks.sizes:
+        place = steps.new_number(row.symbol.name)
+        kind = "stride" if row.is_stride else "size"
+        steps.step(kind, place, numbers[row.node], row.dim, row.lo, row.hi)
+    for guard in checks.assumed:
+        words = guard.kind, steps.size(guard.expr), guard, "does not hold:", checks.told(guard)
+        steps.step("holds", *words)
     for k, number in numbers.items():
         facts: TensorFacts = checks.nodes[k][2]
         NotFlat.when(facts.requires_grad, "an argument that requires a gradient")
@@ -389,44 +494,91 @@ def _arguments(steps: Steps, checks: ArgumentChecks) -> dict[int, Register]:
             "storage_offset" in dict(facts.facts), "a program that asks where an argument begins in memory"
         )
         spec = facts.spec
-        steps.step("argument", slots[k], number, *layout(spec.shape, spec.stride, spec.dtype))
-    for name, pairs in (("same", checks.same), ("distinct", checks.distinct)):
-        for a, b in pairs:
+        steps.step(
+            "argument",
+            slots[k],
+            number,
+            *layout(steps.sizes(spec.shape), steps.sizes(spec.stride), spec.dtype),
+        )
+    pairs = ("same", checks.same), ("distinct", checks.distinct), ("apart", tuple(checks.apart()))
+    for name, rows in pairs:
+        for a, b in rows:
             if a in numbers and b in numbers:
                 steps.step(name, numbers[a], numbers[b])
+    for k in checks.written:
+        steps.step("written", numbers[k])
+    if checks.asks:
+        steps.step("asks", "strides")
     return slots
 
 
-def _write(steps: Steps, text: _Text, slots: Sequence[Register]) -> None:
-    """Offsets in memory, once; and the program's statements but the last."""
+def _write(steps: Steps, text: _Text, slots: Sequence[Any]) -> None:
+    """Places in memory, once for each value of the sizes; and the program's statements but the last."""
     listing = text.listing
     (function,) = ast.parse(listing.source).body
     assert isinstance(function, ast.FunctionDef)
-    steps.slots |= dict(zip((arg.arg for arg in function.args.args), slots, strict=True))
-    steps.step("block", listing.scratch_size)
+    for arg, slot in zip(function.args.args, slots, strict=True):
+        (steps.numbers if type(slot) is SizePlace else steps.slots)[arg.arg] = slot
+    if listing.layout:
+        _lay_out(steps, text)
+    else:
+        steps.step("block", listing.scratch_size)
     for name, (_, start, inside, _, ref) in listing.scratch.items():
-        steps.step("scratch", steps.slot(name), start + inside, *layout(ref.shape, ref.stride, ref.dtype))
+        sizes = steps.sizes(ref.shape), steps.sizes(ref.stride)
+        steps.step("scratch", steps.slot(name), start + inside, *layout(*sizes, ref.dtype))
     for name, (position, ref, spec) in listing.bound.items():
         dtype = None if ref.dtype is spec.dtype else ref.dtype
-        steps.slots[name] = steps.view(slots[position], dtype, ref.shape, ref.stride, int(ref.offset))
+        sizes = steps.sizes(ref.shape), steps.sizes(ref.stride)
+        steps.slots[name] = steps.view(slots[position], dtype, *sizes, int(ref.offset))
     steps.step("run")
     *statements, text.last = function.body
     for statement in statements:
         text.line(statement)
 
 
-def _results(steps: Steps, text: _Text, recipe: Recipe, results: Sequence[tuple[int, Any]]) -> list[Register]:
-    """The slots of results, each with its own layout: they may be views of other results."""
+def _lay_out(steps: Steps, text: _Text) -> None:
+    """The steps of `Writer.layout`: places that depend on sizes."""
+    (function,) = ast.parse(text.listing.layout).body
+    returned = checked(ast.Return, checked(ast.FunctionDef, function).body[-1])
+    nbytes, places, results = checked(ast.Tuple, returned.value).elts
+    steps.step("block", text.value(nbytes))
+    for key, place in _items(places):
+        slot = steps.slot(key)
+        if isinstance(place, ast.Tuple):
+            offset, shape, stride, dtype = map(text.value, place.elts)
+            steps.step("scratch", slot, offset, *layout(shape, stride, dtype))
+        else:  # kernels take its address alone
+            steps.step("scratch", slot, text.value(place), *layout((), (), torch.uint8))
+    text.sized = {key: text.value(sizes) for key, sizes in _items(results)}
+
+
+def _items(node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
+    """The items of a dict's text."""
+    table = checked(ast.Dict, node)
+    for key, value in zip(table.keys, table.values, strict=True):
+        yield str(checked(ast.Constant, key).value), value
+
+
+def _result(
+    steps: Steps, text: _Text, plan: OutputPlan, built: Built, slots: Sequence[Any], out: Any
+) -> Register:
+    """The slot of an output of the graph, with its own layout: it may be a view of an input, or of another
+    result.
+    """
     assert isinstance(text.last, ast.Return) and isinstance(text.last.value, ast.Tuple)
-    found: list[Register] = []
-    for k, out in results:
-        plan = recipe.plans[k]
-        NotFlat.when(plan.kind != "value", "a result that its graph does not compute")
-        expression = text.last.value.elts[plan.index]
-        slot = text.value(expression)
-        if type(slot) is not Register or plan.steps and isinstance(expression, ast.Call):
-            raise NotFlat(f"the result {ast.unparse(expression)}")
-        if plan.steps:
-            slot = steps.view(slot, out.dtype, out.shape, out.stride(), out.storage_offset())
-        found.append(slot)
-    return found
+    NotFlat.when(plan.kind == "constant", "a result that its graph does not compute")
+    NotFlat.when(bool(plan.steps and steps.numbers), "a result that is a view, of sizes that differ")
+    if plan.kind == "input":
+        if not plan.steps:
+            return checked(Register, slots[plan.index])
+        base = built.inputs[plan.index]
+        NotFlat.when(base.dtype is not out.dtype, "a result that is a view of another dtype")
+        offset = out.storage_offset() - base.storage_offset()
+        return steps.view(slots[plan.index], None, out.shape, out.stride(), offset)
+    expression = text.last.value.elts[plan.index]
+    slot = text.value(expression)
+    if type(slot) is not Register or plan.steps and isinstance(expression, ast.Call):
+        raise NotFlat(f"the result {ast.unparse(expression)}")
+    if plan.steps:
+        slot = steps.view(slot, out.dtype, out.shape, out.stride(), out.storage_offset())
+    return slot

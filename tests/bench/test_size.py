@@ -21,7 +21,7 @@ LIMITS = {
     "lower": 6_080,
     "runtime": 1_500,
     "step": 2_410,
-    "tools": 2_270,
+    "tools": 2_800,
 }
 XLA = 11_200  # dynamotor-xla
 

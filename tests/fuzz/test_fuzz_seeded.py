@@ -87,9 +87,9 @@ def test_missing_checks_of_symbolic_sizes_are_found(monkeypatch: pytest.MonkeyPa
 
 
 def test_missing_checks_at_the_entry_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unchecked(self: Any, given: Any) -> dict[int, torch.Tensor]:
+    def unchecked(self: Any, given: Any) -> tuple[dict[int, torch.Tensor], dict[Any, int]]:
         values = [value for _, value in entry.flatten(given)]
-        return {k: values[k] for k in self.tensor_nodes()}
+        return {k: values[k] for k in self.tensor_nodes()}, {}
 
     monkeypatch.setattr(entry.ArgumentChecks, "tensors", unchecked)
     packaged = (n for n in range(0, 400, 4) if "k" in packages.write(n))

@@ -61,3 +61,18 @@ def test_a_loop_over_experts_is_one_graph():
             found.append((out, *torch.autograd.grad(out.square().sum(), [first, gate.weight])))
         torch.testing.assert_close(found[-2], found[-1])
     assert not counters["breaks"] and not counters["fallback"]
+
+
+@pytest.mark.regression
+def test_a_size_beside_an_operand_of_fewer_dimensions_is_asked_for_nothing():
+    weight = torch.randn(3)
+
+    def program(x):
+        return x * weight + x.sum(0)
+
+    dynamotor.reset()
+    compiled = dynamotor.compile(program, dynamic=True)
+    for n in (2, 5, 3, 4):  # the weight has three elements
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(compiled(x), program(x))
+    assert counters["frames"]["captured"] == 1

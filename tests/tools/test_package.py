@@ -143,24 +143,12 @@ def test_a_damaged_package_is_refused(packed: Any, tmp_path: Path) -> None:
             dynamotor.load(shorter)
 
 
-class Counts(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.add_(1)
-        return x * self.calls
-
-
 class Other:
     def __init__(self, x: torch.Tensor) -> None:
         self.x = x
 
 
-@pytest.mark.parametrize(
-    "model", [Counts(), lambda x: Other(x + 1), lambda x: (x, x + 1), lambda x: x + torch.tensor([1.0, 2.0])]
-)
+@pytest.mark.parametrize("model", [lambda x: Other(x + 1), lambda x: x + torch.tensor([1.0, 2.0])])
 def test_what_a_file_cannot_hold_is_refused(model: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="DM114"):
         dynamotor.export(model, (torch.randn(3, 2),)).package(tmp_path / "refused.dm")

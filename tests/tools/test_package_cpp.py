@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cached_models import PROMPTS, Cached, Llama, decoded, examples, programs_of
 from torch.utils import _pytree as pytree
 
 import dynamotor
@@ -140,6 +142,8 @@ def tensor_of(shown: Laid) -> torch.Tensor:
     """A copy of what C shows."""
     dtype = next(dtype for dtype, code in DTYPES.items() if code == shown.dtype)
     sizes, strides = ([*row[: shown.ndim]] for row in (shown.sizes, shown.strides))
+    if 0 in sizes:
+        return torch.empty_strided(sizes, strides, dtype=dtype)
     last = sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
     memory = (ctypes.c_char * ((last + 1) * dtype.itemsize)).from_address(shown.data)
     return torch.frombuffer(memory, dtype=dtype).as_strided(sizes, strides).clone()
@@ -188,7 +192,7 @@ def test_other_arguments_are_refused(library: Any, kernels: Any) -> None:
     path, (a, rows, table) = kernels
     loaded = ctypes.c_void_p(library.dynamotor_load(str(path).encode(), None))
     for others, words in (
-        ([a[1:], rows, table], b"another shape"),
+        ([a[1:], rows, table], b"another shape than at the export: the size in dimension 0 is 4, and 5 was"),
         ([a.t().contiguous().t(), rows, table], b"other strides"),
         ([a, rows, table.float()], b"dtype"),
         ([a, rows], b"takes 3"),
@@ -231,7 +235,7 @@ def rewritten(path: Path, target: Path, name: str, change: Callable[[bytes], byt
 @pytest.mark.parametrize(
     "which, before, after, words",
     [
-        ("kernels", b"package-3", b"package-1", b"another format"),
+        ("kernels", b"package-4", b"package-1", b"another format"),
         ("kernels", b"model name", b"model Name", b"another processor"),
         ("kernels", b"\nkernel ", b"\ncolonel ", b"does not know: colonel"),
         ("kernels", b"\nreturn ", b"\nreturn many ", b"not whole"),
@@ -274,3 +278,208 @@ def test_what_only_python_runs_says_so(loader: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(dynamotor.load(tmp_path / "histc.dm")(x), model(x))
     done = run(loader, tmp_path / "histc.dm", x)
     assert b"only Python runs this package: an argument of aten.histc" in done.stderr
+
+
+# State, written arguments, and sizes that differ ------------------------------------------------------------
+class Loaded:
+    """A package, or a method of one, in the loader's library."""
+
+    def __init__(self, library: Any, package: Any) -> None:
+        self.library, self.package = library, ctypes.c_void_p(package)
+        assert self.package, library.dynamotor_error()
+
+    @staticmethod
+    def of(library: Any, path: Path) -> Loaded:
+        library.dynamotor_state_name.restype = ctypes.c_char_p
+        library.dynamotor_state.restype = ctypes.POINTER(Laid)
+        library.dynamotor_method.restype = ctypes.c_void_p
+        return Loaded(library, library.dynamotor_load(str(path).encode(), None))
+
+    def method(self, name: str) -> Loaded:
+        return Loaded(self.library, self.library.dynamotor_method(self.package, name.encode()))
+
+    def __call__(self, *tensors: torch.Tensor, strides: bool = True) -> list[torch.Tensor] | str:
+        """Copies of the results, or the error."""
+        rows = laid(*tensors)
+        for row in rows if not strides else ():
+            row.strides = None
+        found = self.library.dynamotor_run(self.package, rows, len(tensors))
+        if found is None:
+            return str(self.library.dynamotor_error().decode())
+        results = ctypes.c_void_p(found)
+        count = self.library.dynamotor_n_results(results)
+        tensors_ = [tensor_of(self.library.dynamotor_result(results, k)[0]) for k in range(count)]
+        self.library.dynamotor_free_results(results)
+        return tensors_
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Copies of the state."""
+        return {
+            self.library.dynamotor_state_name(self.package, k).decode(): tensor_of(
+                self.library.dynamotor_state(self.package, k)[0]
+            )
+            for k in range(self.library.dynamotor_n_states(self.package))
+        }
+
+    def unload(self) -> None:
+        self.library.dynamotor_unload(self.package)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["fixed", "dynamic"])
+def cached(tmp_path_factory: pytest.TempPathFactory, _own_cache: None, request: Any) -> Any:
+    torch.manual_seed(0)
+    model, args = Cached().eval(), examples(5)
+    path = tmp_path_factory.mktemp("package") / "cached.dm"
+    shapes = {"x": {1: "n"}, "at": {0: "n"}} if request.param else None
+    dynamotor.export(model, args, dynamic_shapes=shapes).package(path)
+    return (
+        path,
+        model,
+        [(5, 3), (3, 1), (8, 8), (3, 0), (3, 2)] if request.param else [(5, 3), (5, 0), (5, 11)],
+    )
+
+
+def compared(loaded: Loaded, model: torch.nn.Module, sizes: Sequence[tuple[int, int]]) -> None:
+    """Compare calls with the model's: results, the written argument, the state."""
+    for n, start in sizes:
+        x, at, total = examples(n, start)
+        for _ in range(2):
+            other = total.clone()
+            with torch.no_grad():
+                torch.testing.assert_close(loaded(x, at, total), [*model(x, at, other)])
+            torch.testing.assert_close(total, other, rtol=0, atol=0)
+        for name, value in loaded.state().items():
+            torch.testing.assert_close(value, model.get_buffer(name))
+
+
+def test_each_loaded_package_has_its_state(library: Any, cached: Any) -> None:
+    path, model, sizes = cached
+    first, second = Loaded.of(library, path), Loaded.of(library, path)
+    assert list(first.state()) == ["keys", "calls", "turned"]
+    compared(first, copy.deepcopy(model), sizes)
+    compared(second, other := copy.deepcopy(model), sizes[:2])
+    first.unload()
+    compared(second, other, sizes[1:])
+    second.unload()
+    again = Loaded.of(library, path)
+    compared(again, copy.deepcopy(model), sizes)
+    again.unload()
+
+
+def test_what_was_written_and_is_refused_stays(library: Any, cached: Any) -> None:
+    path, model, sizes = cached
+    loaded, (x, at, total) = Loaded.of(library, path), examples(5)
+    memory = torch.zeros(48)
+    known = loaded.state()["keys"]
+    at_state = loaded.library.dynamotor_state(loaded.package, 0)[0].data
+    inside = torch.frombuffer((ctypes.c_char * 24).from_address(at_state), dtype=torch.float32).view(3, 2)
+    for args, words in (
+        (
+            (x, at[1:], total),
+            "argument 1 of another shape than at the export: the size in dimension 0 is 4, and 5",
+        ),
+        ((x[:, :1], at[:1], total), "argument 0 of "),
+        ((x, at, total.double()), "argument 2 of another dtype"),
+        (
+            (memory[:40].view(1, 5, 8), at, memory[36:42].view(3, 2)),
+            "argument 2 and argument 0 that share memory",
+        ),
+        ((x, at, inside), "argument 2 that shares memory with the package's state"),
+    ):
+        error = loaded(*args)
+        assert isinstance(error, str) and error.startswith("[DM115]") and words in error
+    if len(sizes) > 3:
+        assert "argument 0 of size 1 in dimension 1, but for 2 or more" in str(
+            loaded(x[:, :1], at[:1], total)
+        )
+    torch.testing.assert_close(loaded.state()["keys"], known, rtol=0, atol=0)
+    compared(loaded, copy.deepcopy(model), sizes[:1])
+    loaded.unload()
+
+
+def test_written_arguments_in_another_layout(library: Any, tmp_path: Path) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        x[1] += 1
+        return x
+
+    dynamotor.export(model, torch.zeros(4, 3).t()).package(tmp_path / "x.dm")
+    loaded = Loaded.of(library, tmp_path / "x.dm")
+    x, other = torch.rand(3, 4), torch.rand(4, 3).t()  # row-major elements, and the strides of the export
+    for given, strides in ((x, False), (other, True)):
+        before = given.clone()
+        (result,) = loaded(given, strides=strides)
+        torch.testing.assert_close(given, model(before))
+        torch.testing.assert_close(result, given)  # type: ignore[arg-type]
+    loaded.unload()
+
+
+def halves(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    n, m = x.shape[0], y.shape[1]
+    return (
+        torch.cat([x[: n // 2].cumsum(0), x[n // 2 :]]) * y.sum(),
+        (x @ y).relu().sum(1),
+        torch.nn.functional.pad(y, (n % 3, 0)).softmax(-1),
+        torch.arange(min(n, m)) * 2,
+        x.unsqueeze(0).expand(m, n, 4).transpose(1, 2).reshape(m, -1).sin(),
+    )
+
+
+def quotients(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x[::3].exp(), y.flatten()[:-1].unfold(0, 2, 2).sum(1), x.view(-1, 2).t().contiguous()
+
+
+def written(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    shown = x.detach()
+    return shown.mul_(2), y, shown[1:] + 1, y.t() @ x.t()
+
+
+@pytest.mark.parametrize("model", [halves, quotients, written])
+def test_sizes_are_computed_as_in_python(library: Any, tmp_path: Path, model: Callable[..., Any]) -> None:
+    args = torch.randn(7, 4), torch.randn(4, 5)
+    path = tmp_path / "x.dm"
+    dynamotor.export(model, args, dynamic_shapes=({0: "n"}, {1: "m"})).package(path)
+    loaded, in_python = Loaded.of(library, path), dynamotor.load(path)
+    taken = 0
+    for n, m in ((7, 5), (5, 9), (12, 3), (7, 5), (3, 2), (2, 31)):
+        args = torch.randn(n, 4), torch.randn(4, m)
+        try:
+            in_python(*copy.deepcopy(args))
+        except dynamotor.UsageError as error:  # a branch of eager's that the program has not
+            assert "DM115" in str(loaded(*args)) and error.code == "DM115"
+            continue
+        again, found = copy.deepcopy(args), copy.deepcopy(args)
+        torch.testing.assert_close(loaded(*found), [*in_python(*again)], rtol=0, atol=0)
+        torch.testing.assert_close(found, again, rtol=0, atol=0)
+        torch.testing.assert_close(in_python(*copy.deepcopy(args)), model(*args))
+        torch.testing.assert_close(found, args)
+        taken += 1
+    assert taken > 2
+    loaded.unload()
+
+
+def test_a_llama_decodes_without_python(loader: Path, tmp_path: Path, library: Any) -> None:
+    torch.manual_seed(0)
+    path, model = tmp_path / "llama.dm", Llama(layers=1).eval()
+    dynamotor.package(path, programs_of(model))
+    program = loader.parent / "decode_package"
+    common = [*find_compiler(), "-std=c++17", "-O0", "-Wall", "-Werror", f"-I{SOURCES}"]
+    sources = [str(ROOT / "examples/decode_package.cpp"), str(loader.parent / "libdynamotor_package.so")]
+    subprocess.run([*common, *sources, f"-Wl,-rpath,{loader.parent}", "-ldl", "-o", str(program)], check=True)
+    for prompt in PROMPTS:
+        done = subprocess.run(
+            [program, path, LIBTORCH, "32", *map(str, prompt)], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert list(map(int, done.stdout.split())) == decoded(model, model, prompt, 32)
+    first, second = Loaded.of(library, path), Loaded.of(library, path)
+    for prompt in (PROMPTS[2], PROMPTS[0]):
+        for one in (first, second):
+            methods = [one.method(name) for name in ("prefill", "decode")]
+            found = decoded(*(lambda *args, m=m: m(*args)[0] for m in methods), prompt, 32)  # type: ignore[misc]
+            assert found == decoded(model, model, prompt, 32)
+    assert "several methods" in str(first(torch.zeros(1, 1)))
+    assert (
+        not library.dynamotor_method(first.package, b"generate")
+        and b"no method generate" in library.dynamotor_error()
+    )
+    first.unload(), second.unload()

@@ -1,7 +1,8 @@
 // Loads and runs packages; dynamotor_package.h says how it is used, tools/package_program.py writes what is read here.
 //
 // A package is a zip archive without compression: steps.txt, the shared objects of its kernels and the weights
-// are used where they lie in the mapped file. Each line of steps.txt becomes a closure.
+// are used where they lie in the mapped file, whose pages are this process's own once they are written: so are
+// tensors that programs write, the package's state. Each line of steps.txt becomes a closure.
 #include "dynamotor_package.h"
 
 #include <dlfcn.h>
@@ -139,6 +140,7 @@ struct Tensor {
     char *data = nullptr;
     std::shared_ptr<void> memory;  // what keeps the data, where it is this tensor's
     std::shared_ptr<void> handle;  // libtorch's tensor, once an op was given it or gave it
+    bool is_borrowed = false;      // the memory is the caller's, or the package's: no result may show it
 };
 
 std::shared_ptr<void> allocate(size_t nbytes) {
@@ -155,23 +157,46 @@ Tensor fresh(Layout layout) {
     return made;
 }
 
-Tensor laid_out(const Tensor &from, const Ints &strides) {
-    Layout layout = from.layout;
-    layout.strides = strides;
-    Tensor made = fresh(layout);
+void copy(const Tensor &from, const Tensor &to) {  // tensors of the same sizes
+    const Layout &layout = to.layout;
     const size_t nbytes = layout.itemsize(), ndim = layout.sizes.size();
     Ints at(ndim, 0);
     int64_t source = 0, target = 0;
     for (int64_t n = layout.count(); n-- > 0;) {
-        std::memcpy(made.data + target * nbytes, from.data + source * nbytes, nbytes);
+        std::memcpy(to.data + target * nbytes, from.data + source * nbytes, nbytes);
         for (size_t d = ndim; d-- > 0;) {
-            source += from.layout.strides[d], target += strides[d];
+            source += from.layout.strides[d], target += layout.strides[d];
             if (++at[d] < layout.sizes[d]) break;
-            source -= at[d] * from.layout.strides[d], target -= at[d] * strides[d], at[d] = 0;
+            source -= at[d] * from.layout.strides[d], target -= at[d] * layout.strides[d], at[d] = 0;
         }
     }
+}
+
+Tensor laid_out(const Tensor &from, const Ints &strides) {
+    Layout layout = from.layout;
+    layout.strides = strides;
+    Tensor made = fresh(layout);
+    copy(from, made);
     return made;
 }
+
+bool overlap(const Tensor &a, const Tensor &b) {
+    const size_t na = a.layout.nbytes(), nb = b.layout.nbytes();
+    return na && nb && a.data < b.data + nb && b.data < a.data + na;
+}
+
+// A size of a program: a number, or the place of one that differs between calls.
+struct Size {
+    int64_t value = 0;
+    bool differs = false;
+};
+using Sizes = std::vector<Size>;
+
+struct Shape {  // how a tensor is laid out, once the sizes are known
+    Layout fixed;
+    Sizes sizes, strides;
+    bool differs = false;
+};
 
 // -- the file -------------------------------------------------------------------------------------------------
 struct Member {
@@ -326,10 +351,36 @@ struct Words {
     }
     Ints list() { return ints(next<int64_t>()); }
     Layout layout() {
-        Layout found;
-        found.dtype = next<int32_t>();
+        const Shape found = shape();
+        if (found.differs) throw Error("a step is not whole");
+        return found.fixed;
+    }
+    Size size() {
+        const std::string word = next<std::string>();
+        if (word.empty()) throw Error("a step is not whole");
+        Words number{{std::string_view(word).substr(word[0] == '$')}};
+        return {number.next<int64_t>(), word[0] == '$'};
+    }
+    Sizes sizes(int64_t n) {
+        Sizes found;
+        while (n-- > 0) found.push_back(size());
+        return found;
+    }
+    Shape shape() {
+        Shape found;
+        found.fixed.dtype = next<int32_t>();
         const int64_t ndim = next<int64_t>();
-        found.sizes = ints(ndim), found.strides = ints(ndim);
+        found.sizes = sizes(ndim), found.strides = sizes(ndim);
+        for (const Sizes *some : {&found.sizes, &found.strides})
+            for (const Size &one : *some) {
+                found.differs |= one.differs;
+                (some == &found.sizes ? found.fixed.sizes : found.fixed.strides).push_back(one.differs ? -1 : one.value);
+            }
+        return found;
+    }
+    std::string last() {  // the words that are left
+        const std::string found(text.rest);
+        text.rest = {};
         return found;
     }
 };
@@ -342,61 +393,32 @@ struct dynamotor_results {
     std::vector<dynamotor_tensor> shown;
 };
 
-struct dynamotor_package {
-    using Step = std::function<void(dynamotor_package &)>;
-    using Word = std::function<uint64_t(dynamotor_package &)>;  // an argument as the dispatcher takes it, which then owns it
+namespace {
 
+// What the programs of a package share.
+struct Shared {
     File file;
     std::string torch_library, torch_version;
     bool torch_is_anywhere;
     std::unique_ptr<Torch> torch;
-    std::vector<void *> libraries;  // kernels stay loaded: threads of OpenMP may still be in them
-    Ints offsets;                   // of weights
+    std::map<std::string, void *> libraries;  // kernels stay loaded: threads of OpenMP may still be in them
+    Ints offsets;                             // of weights
     char *weights = nullptr;
-    std::vector<Tensor> slots;
-    std::shared_ptr<void> block;
-    std::vector<int64_t> argument_slots;
-    std::vector<Layout> argument_layouts;
-    std::vector<std::pair<size_t, size_t>> same, distinct;  // arguments that must be one tensor, or two
-    std::vector<dynamotor_tensor> arguments;
-    std::vector<Step> steps;
-    std::vector<int64_t> results;
+    std::vector<std::string> state_names;
+    std::vector<Tensor> state;
     std::mutex running;
 
-    dynamotor_package(const char *path, const char *library)
+    Shared(const char *path, const char *library)
         : file(path), torch_library(library ? library : ""), torch_is_anywhere(!library) {
-        const Member &text = file.member("steps.txt");
-        Text lines{{text.data, text.nbytes}};
-        check_machine(lines);
         const Member &stored = file.member("weights.safetensors");
         uint64_t header;
         std::memcpy(&header, stored.data, 8);
         weights = stored.data + 8 + header;
-        bool once = true;
-        for (std::string_view line; lines.cut('\n', line);) {
-            if (line == "run") {
-                once = false;
-                continue;
-            }
-            Words words{{line}};
-            const Step step = step_of(words.next<std::string>(), words);
-            if (step && once) {
-                const WithoutGrad quiet(torch.get());
-                step(*this);
-            } else if (step) {
-                steps.push_back(step);
-            }
-        }
-        for (size_t k = 0; k < argument_slots.size(); k++) {
-            const Layout &layout = argument_layouts[k];
-            arguments.push_back({nullptr, layout.dtype, static_cast<int32_t>(layout.sizes.size()), layout.sizes.data(),
-                                 layout.strides.data()});
-        }
     }
 
     void check_machine(Text &lines) {
         const std::string format(lines.line());
-        if (format != "dynamotor-package-3") throw Error("a package of another format: " + format);
+        if (format != "dynamotor-package-4") throw Error("a package of another format: " + format);
         torch_version = lines.line();
         std::string built;
         for (int count = Words{{lines.line()}}.next<int>(); count-- > 0;) built.append(built.empty() ? "" : "\n").append(lines.line());
@@ -413,6 +435,111 @@ struct dynamotor_package {
             torch = std::move(found);
         }
         return *torch;
+    }
+
+    Tensor weight(int64_t k, Layout layout) {
+        Tensor tensor;
+        tensor.layout = std::move(layout);
+        tensor.data = weights + offsets.at(k);
+        tensor.is_borrowed = true;
+        if (tensor.data + tensor.layout.nbytes() > file.start + file.nbytes) throw Error("the package is not whole");
+        return tensor;
+    }
+
+    void *library(const std::string &key) {
+        void *&found = libraries[key];
+        if (found) return found;
+        const Member &member = file.member(key + ".so");
+        const int memory = memfd_create(key.substr(0, 16).c_str(), 0);  // stays open: the loader knows libraries by path
+        for (size_t done = 0; done < member.nbytes;) {
+            const ssize_t n = write(memory, member.data + done, member.nbytes - done);
+            if (n <= 0) throw Error("no memory for the package's kernels");
+            done += n;
+        }
+        found = dlopen(("/proc/self/fd/" + std::to_string(memory)).c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (!found) throw Error(std::string("the package's kernels cannot be loaded: ") + dlerror());
+        return found;
+    }
+};
+
+// A size that an argument has at a call, and the range that the program takes.
+struct Given {
+    int64_t place;
+    size_t argument, dim;
+    bool is_stride;
+    int64_t lo, hi;
+};
+
+[[noreturn]] void not_built_for(const std::string &what) { throw Error("[DM115] the package was not built for " + what); }
+
+struct Program {
+    using Step = std::function<void(Program &)>;
+    using Word = std::function<uint64_t(Program &)>;  // an argument as the dispatcher takes it, which then owns it
+
+    Shared &shared;
+    Torch *torch = nullptr;
+    std::vector<void *> libraries;
+    std::vector<Tensor> slots;
+    std::shared_ptr<void> block;
+    std::vector<int64_t> argument_slots;
+    std::vector<Shape> argument_shapes;
+    std::vector<std::string> argument_names;
+    std::vector<std::pair<size_t, size_t>> same, distinct, apart;  // arguments that must be one tensor, two, or apart in memory
+    std::vector<size_t> written;
+    std::vector<std::pair<size_t, Tensor>> written_copies;  // of arguments that came in another layout
+    std::vector<dynamotor_tensor> arguments;
+    std::vector<Given> given_sizes;
+    Ints numbers, latest;  // the sizes that differ between calls, and those of the latest call
+    std::vector<Step> sizing, steps;
+    std::vector<int64_t> results;
+    bool asks_strides = false;  // the program looks at its arguments' strides, also of dimensions of size 1
+    bool once = true;
+
+    explicit Program(Shared &shared) : shared(shared) {}
+
+    void add(std::string_view line) {
+        if (line == "run") {
+            once = false;
+            return;
+        }
+        Words words{{line}};
+        const std::string name = words.next<std::string>();
+        const Step step = step_of(name, words);
+        const bool sizes = name == "number" || name == "holds" || name == "block" || name == "scratch";
+        if (!step) return;
+        if (sizes && !given_sizes.empty()) sizing.push_back(step);
+        else if (once || sizes) {
+            const WithoutGrad quiet(torch);
+            step(*this);
+        } else steps.push_back(step);
+    }
+
+    void close() {
+        for (const Shape &shape : argument_shapes)
+            arguments.push_back({nullptr, shape.fixed.dtype, static_cast<int32_t>(shape.sizes.size()), shape.fixed.sizes.data(),
+                                 shape.fixed.strides.data()});
+    }
+
+    Torch &with_torch() {
+        torch = &shared.with_torch();
+        return *torch;
+    }
+
+    int64_t at(const Size &size) const { return size.differs ? numbers.at(size.value) : size.value; }
+    Ints at(const Sizes &sizes) const {
+        Ints found;
+        found.reserve(sizes.size());
+        for (const Size &size : sizes) found.push_back(at(size));
+        return found;
+    }
+    Layout at(const Shape &shape) const {
+        return shape.differs ? Layout{shape.fixed.dtype, at(shape.sizes), at(shape.strides)} : shape.fixed;
+    }
+
+    int64_t &number(int64_t place) {
+        if (place < 0 || place > 1 << 24) throw Error("a step is not whole");
+        if (static_cast<size_t>(place) >= numbers.size()) numbers.resize(place + 1);
+        return numbers[place];
     }
 
     Tensor &slot(int64_t number) {
@@ -451,31 +578,34 @@ struct dynamotor_package {
     Step convolution_of(Words &words);
     Word word_of(Words &words);
     void expect(int64_t slot, const Layout &layout);
+    Step sizing_of(const std::string &name, Words &words);
     dynamotor_results *run(const dynamotor_tensor *given, size_t n);
+    void read_sizes(const dynamotor_tensor *given);
     void take_argument(size_t k, const dynamotor_tensor &given);
+    void check_memory() const;
 };
 
-dynamotor_package::Word dynamotor_package::word_of(Words &words) {
-    using Package = dynamotor_package;
+Program::Word Program::word_of(Words &words) {
     const std::string word = words.next<std::string>(), rest = word.substr(1);
     switch (word[0]) {
-    case 'n': return [](Package &) -> uint64_t { return 0; };
-    case 'i': return [value = std::strtoll(rest.c_str(), nullptr, 10)](Package &) { return static_cast<uint64_t>(value); };
-    case 't': return [number = std::stoll(rest)](Package &self) {
+    case 'n': return [](Program &) -> uint64_t { return 0; };
+    case 'i': return [value = std::strtoll(rest.c_str(), nullptr, 10)](Program &) { return static_cast<uint64_t>(value); };
+    case 'v': return [size = Words{{rest}}.size()](Program &self) { return static_cast<uint64_t>(self.at(size)); };
+    case 't': return [number = std::stoll(rest)](Program &self) {
         Handle given;
         self.torch->check(self.torch->again(self.handle_of(self.slot(number)), &given));
         return reinterpret_cast<uint64_t>(given);
     };
-    case 's': return [rest](Package &self) {
+    case 's': return [rest](Program &self) {
         Handle made;
         self.torch->check(self.torch->new_string(rest.data(), rest.size(), &made));
         return reinterpret_cast<uint64_t>(made);
     };
-    case '?': return [inner = word_of(words)](Package &self) { return reinterpret_cast<uint64_t>(new uint64_t(inner(self))); };
+    case '?': return [inner = word_of(words)](Program &self) { return reinterpret_cast<uint64_t>(new uint64_t(inner(self))); };
     case 'L': {
         std::vector<Word> items;
         for (int64_t n = std::stoll(rest); n-- > 0;) items.push_back(word_of(words));
-        return [items](Package &self) {
+        return [items](Program &self) {
             Handle list;
             self.torch->check(self.torch->new_list(items.size(), &list));
             for (const Word &item : items) self.torch->check(self.torch->push(list, item(self)));
@@ -486,14 +616,14 @@ dynamotor_package::Word dynamotor_package::word_of(Words &words) {
     throw Error("an argument that this loader does not know: " + word);
 }
 
-dynamotor_package::Step dynamotor_package::call_of(Words &words) {
+Program::Step Program::call_of(Words &words) {
     const std::string op = words.next<std::string>(), name = words.next<std::string>();
     const std::string overload = name == "-" ? "" : name;
     std::vector<Word> given;
     for (int64_t n = words.next<int64_t>(); n-- > 0;) given.push_back(word_of(words));
     const Ints made = words.list();
     with_torch();
-    return [=](dynamotor_package &self) {
+    return [=](Program &self) {
         std::vector<uint64_t> stack;
         for (const Word &word : given) stack.push_back(word(self));
         stack.resize(std::max(stack.size(), made.size()) + 1);
@@ -509,7 +639,7 @@ dynamotor_package::Step dynamotor_package::call_of(Words &words) {
 }
 
 // oneDNN's convolution with what follows it: X, (another operand,) W, B, padding, stride, dilation, groups, what follows.
-dynamotor_package::Step dynamotor_package::convolution_of(Words &words) {
+Program::Step Program::convolution_of(Words &words) {
     const std::string name = words.next<std::string>();
     const bool binary = name.find("_binary") != std::string::npos;
     const int64_t made = words.next<int64_t>(), x = words.next<int64_t>(), other = binary ? words.next<int64_t>() : 0,
@@ -524,7 +654,7 @@ dynamotor_package::Step dynamotor_package::convolution_of(Words &words) {
     const std::string algorithm = words.next<std::string>();
     void (*function)();
     with_torch().find(function, name.c_str());
-    return [=](dynamotor_package &self) {
+    return [=](Program &self) {
         const auto text = [](const std::string &word) { return word.c_str() + 1; };
         const char *unary_text = text(unary), *algorithm_text = text(algorithm);
         const char **unary_given = unary == "n" ? nullptr : &unary_text, **algorithm_given = algorithm == "n" ? nullptr : &algorithm_text;
@@ -560,7 +690,7 @@ dynamotor_package::Step dynamotor_package::convolution_of(Words &words) {
 }
 
 // What an op gave is as the program was compiled for, or only its strides differ and it is laid out anew.
-void dynamotor_package::expect(int64_t number, const Layout &layout) {
+void Program::expect(int64_t number, const Layout &layout) {
     Tensor &tensor = slot(number);
     const Handle handle = handle_of(tensor);
     int64_t ndim, *sizes, *strides;
@@ -577,39 +707,45 @@ void dynamotor_package::expect(int64_t number, const Layout &layout) {
     tensor.layout = layout;
 }
 
-dynamotor_package::Step dynamotor_package::step_of(const std::string &name, Words &words) {
-    using Package = dynamotor_package;
+Program::Step Program::step_of(const std::string &name, Words &words) {
     if (name == "refused") throw Error("only Python runs this package: " + std::string(words.text.rest));
-    if (name == "weights") {
-        offsets = words.list();
-        return {};
-    }
     if (name == "arguments") {
         argument_slots.resize(words.next<int64_t>());
-        argument_layouts.resize(argument_slots.size());
+        argument_shapes.resize(argument_slots.size());
+        argument_names.resize(argument_slots.size());
         return {};
     }
-    if (name == "same" || name == "distinct") {
+    if (name == "named") {
+        const size_t k = words.next<size_t>();
+        argument_names.at(k) = words.last();
+        return {};
+    }
+    if (name == "same" || name == "distinct" || name == "apart") {
         const size_t a = words.next<size_t>(), b = words.next<size_t>();
         if (std::max(a, b) >= argument_slots.size()) throw Error("a step is not whole");
-        (name == "same" ? same : distinct).emplace_back(a, b);
+        (name == "same" ? same : name == "distinct" ? distinct : apart).emplace_back(a, b);
         return {};
     }
+    if (name == "asks") {
+        asks_strides = true;
+        return {};
+    }
+    if (name == "written") {
+        written.push_back(words.next<size_t>());
+        return {};
+    }
+    if (name == "size" || name == "stride") {
+        const Size place = words.size();
+        const size_t argument = words.next<size_t>(), dim = words.next<size_t>();
+        const int64_t lo = words.next<int64_t>(), hi = words.next<int64_t>();
+        if (!place.differs || argument >= argument_slots.size()) throw Error("a step is not whole");
+        given_sizes.push_back({place.value, argument, dim, name == "stride", lo, hi});
+        number(place.value) = -1;
+        return {};
+    }
+    if (name == "number" || name == "holds" || name == "block" || name == "scratch") return sizing_of(name, words);
     if (name == "library") {
-        const std::string key = words.next<std::string>();
-        const Member &member = file.member(key + ".so");
-        const int memory = memfd_create(key.substr(0, 16).c_str(), 0);  // stays open: the loader knows libraries by path
-        for (size_t done = 0; done < member.nbytes;) {
-            const ssize_t n = write(memory, member.data + done, member.nbytes - done);
-            if (n <= 0) throw Error("no memory for the package's kernels");
-            done += n;
-        }
-        libraries.push_back(dlopen(("/proc/self/fd/" + std::to_string(memory)).c_str(), RTLD_NOW | RTLD_LOCAL));
-        if (!libraries.back()) throw Error(std::string("the package's kernels cannot be loaded: ") + dlerror());
-        return {};
-    }
-    if (name == "block") {
-        block = allocate(words.next<int64_t>());
+        libraries.push_back(shared.library(words.next<std::string>()));
         return {};
     }
     if (name == "return") {
@@ -619,16 +755,21 @@ dynamotor_package::Step dynamotor_package::step_of(const std::string &name, Word
     if (name == "kernel") {
         const size_t library = words.next<size_t>();
         const std::string called = words.next<std::string>();
-        const Ints operands = words.list(), numbers = words.list();
+        const Ints operands = words.list();
+        const Sizes given = words.sizes(words.next<int64_t>());
+        bool differs = false;
+        for (const Size &size : given) differs |= size.differs;
+        const Ints fixed = differs ? Ints() : at(given);
         using Kernel = void(void **, const int64_t *);
         auto *kernel = reinterpret_cast<Kernel *>(dlsym(libraries.at(library), called.c_str()));
         if (!kernel) throw Error("the package has no kernel " + called);
-        return [=](Package &self) {
+        return [=](Program &self) {
             std::vector<void *> pointers;
             for (int64_t operand : operands) pointers.push_back(self.data_of(self.slot(operand)));
             int64_t out_of_range = 0;
             pointers.push_back(&out_of_range);
-            kernel(pointers.data(), numbers.data());
+            if (differs) kernel(pointers.data(), self.at(given).data());
+            else kernel(pointers.data(), fixed.data());
             if (out_of_range) throw Error("index out of range in self");
         };
     }
@@ -640,7 +781,7 @@ dynamotor_package::Step dynamotor_package::step_of(const std::string &name, Word
         with_torch().find(product, words.next<std::string>().c_str());
         const Ints operands = words.ints(4);
         const Ints bits = words.ints(2);
-        return [=](Package &self) {
+        return [=](Program &self) {
             Handle handles[4];
             double numbers[2];
             for (int k = 0; k < 4; k++) handles[k] = self.handle_of(self.slot(operands[k]));
@@ -652,44 +793,36 @@ dynamotor_package::Step dynamotor_package::step_of(const std::string &name, Word
     if (name == "argument") {
         const size_t k = words.next<size_t>();
         argument_slots.at(k) = made;
-        argument_layouts.at(k) = words.layout();
+        argument_shapes.at(k) = words.shape();
         return {};
     }
     if (name == "weight") {
         const int64_t k = words.next<int64_t>();
-        Tensor &tensor = slot(made);
-        tensor.layout = words.layout();
-        tensor.data = weights + offsets.at(k);
-        if (tensor.data + tensor.layout.nbytes() > file.start + file.nbytes) throw Error("the package is not whole");
+        slot(made) = shared.weight(k, words.layout());
         return {};
     }
-    if (name == "scratch") {
-        Tensor &tensor = slot(made);
-        tensor.data = static_cast<char *>(block.get()) + words.next<int64_t>();
-        tensor.layout = words.layout();
-        return {};
-    }
-    if (name == "new") return [made, layout = words.layout()](Package &self) { self.slot(made) = fresh(layout); };
-    if (name == "free") return [made](Package &self) { self.slot(made) = Tensor(); };
-    if (name == "expect") return [made, layout = words.layout()](Package &self) { self.expect(made, layout); };
+    if (name == "new") return [made, shape = words.shape()](Program &self) { self.slot(made) = fresh(self.at(shape)); };
+    if (name == "free") return [made](Program &self) { self.slot(made) = Tensor(); };
+    if (name == "expect") return [made, shape = words.shape()](Program &self) { self.expect(made, self.at(shape)); };
     if (name == "copied") {
         const int64_t from = words.next<int64_t>();
-        const Ints strides = words.list();
-        return [=](Package &self) {
+        const Sizes strides = words.sizes(words.next<int64_t>());
+        return [=](Program &self) {
             self.data_of(self.slot(from));
-            self.slot(made) = laid_out(self.slot(from), strides);
+            self.slot(made) = laid_out(self.slot(from), self.at(strides));
         };
     }
     if (name == "view") {
-        const int64_t base = words.next<int64_t>(), offset = words.next<int64_t>();
-        const Layout layout = words.layout();
-        return [=](Package &self) {
+        const int64_t base = words.next<int64_t>();
+        const Size offset = words.size();
+        const Shape shape = words.shape();
+        return [=](Program &self) {
             Tensor view = self.slot(base);
             const int32_t dtype = view.layout.dtype;
             const auto keeps = view.memory ? view.memory : view.handle;
-            view.data = self.data_of(self.slot(base)) + offset * static_cast<int64_t>(view.layout.itemsize());
-            view.layout = layout;
-            if (layout.dtype < 0) view.layout.dtype = dtype;
+            view.data = self.data_of(self.slot(base)) + self.at(offset) * static_cast<int64_t>(view.layout.itemsize());
+            view.layout = self.at(shape);
+            if (view.layout.dtype < 0) view.layout.dtype = dtype;
             view.handle = nullptr;
             view.memory = keeps;
             self.slot(made) = std::move(view);
@@ -698,41 +831,151 @@ dynamotor_package::Step dynamotor_package::step_of(const std::string &name, Word
     throw Error("a step that this loader does not know: " + name);
 }
 
-void dynamotor_package::take_argument(size_t k, const dynamotor_tensor &given) {
-    const Layout &layout = argument_layouts[k];
-    const std::string which = "argument " + std::to_string(k);
+// Steps that are taken when sizes differ from those of the latest call, before all others; once, if none may differ.
+Program::Step Program::sizing_of(const std::string &name, Words &words) {
+    if (name == "holds") {
+        const std::string kind = words.next<std::string>();
+        const Size size = words.size();
+        return [kind, size, text = words.last()](Program &self) {
+            const int64_t value = self.at(size);
+            if (kind == ">=" ? value < 0 : (value == 0) != (kind == "==")) not_built_for("sizes for which " + text);
+        };
+    }
+    if (name == "block")
+        return [nbytes = words.size()](Program &self) { self.block = allocate(self.at(nbytes)); };
+    if (name == "scratch") {
+        const int64_t made = words.next<int64_t>();
+        const Size offset = words.size();
+        const Shape shape = words.shape();
+        return [=](Program &self) {
+            Tensor tensor;
+            tensor.data = static_cast<char *>(self.block.get()) + self.at(offset);
+            tensor.layout = self.at(shape);
+            tensor.is_borrowed = true;
+            self.slot(made) = std::move(tensor);
+        };
+    }
+    const Size made = words.size();
+    std::vector<std::string> code;
+    for (std::string_view word; words.text.cut(' ', word);) code.emplace_back(word);
+    number(made.value);
+    return [=](Program &self) {
+        Ints stack;
+        for (const std::string &word : code) {
+            if (word[0] == '$' || word[0] == '-' || (word[0] >= '0' && word[0] <= '9')) {
+                stack.push_back(self.at(Words{{word}}.size()));
+                continue;
+            }
+            if (stack.size() < 2) throw Error("a step is not whole");
+            const int64_t b = stack.back();
+            stack.pop_back();
+            int64_t &a = stack.back();
+            const bool divides = word == "floordiv" || word == "mod";
+            if (divides && b == 0) not_built_for("sizes of which one is divided by zero");
+            const int64_t rest = divides ? a % b : 0, wrong = rest && (rest < 0) != (b < 0);  // as Python's
+            if (word == "add") a += b;
+            else if (word == "sub") a -= b;
+            else if (word == "mul") a *= b;
+            else if (word == "min") a = std::min(a, b);
+            else if (word == "max") a = std::max(a, b);
+            else if (word == "floordiv") a = a / b - wrong;
+            else if (word == "mod") a = rest + (wrong ? b : 0);
+            else throw Error("an operation that this loader does not know: " + word);
+        }
+        if (stack.size() != 1) throw Error("a step is not whole");
+        self.number(made.value) = stack.back();
+    };
+}
+
+void Program::read_sizes(const dynamotor_tensor *given) {
+    if (given_sizes.empty()) return;
+    Ints now;
+    for (const Given &size : given_sizes) {
+        const dynamotor_tensor &tensor = given[size.argument];
+        const std::string which = argument_names[size.argument];
+        if (static_cast<size_t>(tensor.ndim) != argument_shapes[size.argument].sizes.size())
+            not_built_for(which + ", which has another shape: it has " + std::to_string(tensor.ndim) + " dimensions");
+        int64_t n = tensor.sizes[size.dim];
+        if (size.is_stride) n = tensor.strides ? tensor.strides[size.dim] : row_major(Ints(tensor.sizes, tensor.sizes + tensor.ndim))[size.dim];
+        if (n < size.lo || n > size.hi)
+            not_built_for(which + " of " + (size.is_stride ? "stride " : "size ") + std::to_string(n) + " in dimension " +
+                          std::to_string(size.dim) + ", but for " + std::to_string(size.lo) +
+                          (size.hi < INT64_C(1) << 62 ? " to " + std::to_string(size.hi) : " or more"));
+        now.push_back(n);
+    }
+    if (now == latest) return;
+    latest.clear();
+    for (size_t k = 0; k < now.size(); k++) number(given_sizes[k].place) = now[k];
+    for (const Step &step : sizing) step(*this);
+    latest = now;
+}
+
+void Program::take_argument(size_t k, const dynamotor_tensor &given) {
+    const Layout layout = at(argument_shapes[k]);
+    const std::string which = argument_names[k];
     Tensor tensor;
     tensor.layout.dtype = given.dtype;
     tensor.layout.sizes.assign(given.sizes, given.sizes + given.ndim);
-    if (given.dtype != layout.dtype || tensor.layout.sizes != layout.sizes)
-        throw Error(which + " has another shape or dtype than at the export");
+    if (given.dtype != layout.dtype) not_built_for(which + " of another dtype than at the export");
+    if (tensor.layout.sizes != layout.sizes) {
+        std::string where;
+        for (size_t d = 0; d < layout.sizes.size() && tensor.layout.sizes.size() == layout.sizes.size(); d++)
+            if (where.empty() && tensor.layout.sizes[d] != layout.sizes[d])
+                where = ": the size in dimension " + std::to_string(d) + " is " + std::to_string(tensor.layout.sizes[d]) +
+                        ", and " + std::to_string(layout.sizes[d]) + " was expected";
+        not_built_for(which + " of another shape than at the export" + where);
+    }
     if (!given.data && layout.count()) throw Error(which + " has no data");
     if (given.strides) tensor.layout.strides.assign(given.strides, given.strides + given.ndim);
     else tensor.layout.strides = row_major(layout.sizes);  // of elements alone, which are laid out as at the export
-    if (given.strides && tensor.layout.strides != layout.strides) throw Error(which + " has other strides than at the export");
+    if (given.strides && tensor.layout.strides != layout.strides && (asks_strides || !tensor.layout.lies_as(layout))) not_built_for(which + " with other strides than at the export");
     tensor.data = static_cast<char *>(given.data);
-    if (!tensor.layout.lies_as(layout)) tensor = laid_out(tensor, layout.strides);
+    tensor.is_borrowed = true;
+    if (!tensor.layout.lies_as(layout)) {
+        Tensor made = laid_out(tensor, layout.strides);
+        if (std::find(written.begin(), written.end(), k) != written.end()) written_copies.emplace_back(k, tensor);
+        tensor = std::move(made);
+    }
     tensor.layout = layout;
     slot(argument_slots[k]) = std::move(tensor);
 }
 
-dynamotor_results *dynamotor_package::run(const dynamotor_tensor *given, size_t n) {
-    const std::lock_guard<std::mutex> alone(running);
+// What is written shares no memory with what else is read.
+void Program::check_memory() const {
+    const auto tensor = [this](size_t k) -> const Tensor & {
+        for (const auto &[copied, before] : written_copies)
+            if (copied == k) return before;
+        return slots[argument_slots[k]];
+    };
+    for (const auto &[a, b] : apart)
+        if (overlap(tensor(a), tensor(b)))
+            not_built_for(argument_names[a] + " and " + argument_names[b] + " that share memory, of which one is written");
+    for (size_t k = 0; k < argument_slots.size(); k++)
+        for (const Tensor &state : shared.state)
+            if (overlap(tensor(k), state)) not_built_for(argument_names[k] + " that shares memory with the package's state");
+}
+
+dynamotor_results *Program::run(const dynamotor_tensor *given, size_t n) {
+    const std::lock_guard<std::mutex> alone(shared.running);
     if (n != argument_slots.size()) throw Error("the package takes " + std::to_string(argument_slots.size()) + " tensors");
     for (const auto &[a, b] : same)
         if (given[a].data != given[b].data)
-            throw Error("arguments " + std::to_string(a) + " and " + std::to_string(b) + " were one tensor at the export");
+            not_built_for(argument_names[a] + " and " + argument_names[b] + " that are two tensors: they were one tensor at the export");
     for (const auto &[a, b] : distinct)
         if (given[a].data == given[b].data && given[a].data)
-            throw Error("arguments " + std::to_string(a) + " and " + std::to_string(b) + " were two tensors at the export");
+            not_built_for(argument_names[a] + " and " + argument_names[b] + " that are one tensor: they were two tensors at the export");
+    written_copies.clear();
+    read_sizes(given);
     for (size_t k = 0; k < n; k++) take_argument(k, given[k]);
-    const WithoutGrad quiet(torch.get());
+    check_memory();
+    const WithoutGrad quiet(torch);
     for (const Step &step : steps) step(*this);
+    for (const auto &[k, to] : written_copies) copy(slot(argument_slots[k]), to);
     auto found = std::make_unique<dynamotor_results>();
     for (int64_t number : results) {
         Tensor &tensor = slot(number);
         data_of(tensor);
-        found->tensors.push_back(tensor);
+        found->tensors.push_back(tensor.is_borrowed ? laid_out(tensor, tensor.layout.strides) : tensor);
     }
     for (const Tensor &tensor : found->tensors) {
         const Layout &layout = tensor.layout;
@@ -741,6 +984,59 @@ dynamotor_results *dynamotor_package::run(const dynamotor_tensor *given, size_t 
     }
     return found.release();
 }
+
+}  // namespace
+
+// Of a method of a package, or of all of it: then `program` is that of the only one.
+struct dynamotor_package {
+    std::shared_ptr<Shared> shared;
+    std::shared_ptr<Program> program;
+    std::map<std::string, std::unique_ptr<dynamotor_package>> methods;
+    std::vector<dynamotor_tensor> state;
+
+    dynamotor_package(std::shared_ptr<Shared> shared, std::shared_ptr<Program> program)
+        : shared(std::move(shared)), program(std::move(program)) {}
+
+    dynamotor_package(const char *path, const char *library) : shared(std::make_shared<Shared>(path, library)) {
+        const Member &text = shared->file.member("steps.txt");
+        Text lines{{text.data, text.nbytes}};
+        shared->check_machine(lines);
+        std::shared_ptr<Program> open;
+        for (std::string_view line; lines.cut('\n', line);) {
+            Words words{{line}};
+            const std::string name = words.next<std::string>();
+            if (name == "weights") shared->offsets = words.list();
+            else if (name == "state") {
+                const int64_t k = words.next<int64_t>();
+                const Layout layout = words.layout();
+                shared->state.push_back(shared->weight(k, layout));
+                shared->state_names.push_back(words.last());
+            } else if (name == "method") {
+                const std::string called = words.last();
+                open = std::make_shared<Program>(*shared);
+                methods[called] = std::make_unique<dynamotor_package>(shared, open);
+                if (called == "forward") program = open;
+            } else if (open) open->add(line);
+            else throw Error("the package is not whole");
+        }
+        for (auto &[called, method] : methods) method->program->close();
+        for (const Tensor &tensor : shared->state) {
+            const Layout &layout = tensor.layout;
+            state.push_back({tensor.data, layout.dtype, static_cast<int32_t>(layout.sizes.size()), layout.sizes.data(),
+                             layout.strides.data()});
+        }
+    }
+
+    Program &one() const {
+        if (!program) throw Error("[DM115] the package has several methods: call dynamotor_method");
+        return *program;
+    }
+    dynamotor_package *method(const char *name) const {
+        const auto found = methods.find(name);
+        if (found != methods.end()) return found->second.get();
+        throw Error("[DM115] the package has no method " + std::string(name));
+    }
+};
 
 namespace {
 
@@ -759,10 +1055,22 @@ dynamotor_package *dynamotor_load(const char *path, const char *torch_library) {
     return guarded([=] { return new dynamotor_package(path, torch_library); });
 }
 void dynamotor_unload(dynamotor_package *package) { delete package; }
-size_t dynamotor_n_arguments(const dynamotor_package *package) { return package->arguments.size(); }
-const dynamotor_tensor *dynamotor_argument(const dynamotor_package *package, size_t k) { return &package->arguments.at(k); }
+dynamotor_package *dynamotor_method(dynamotor_package *package, const char *name) {
+    return guarded([=] { return package->method(name); });
+}
+size_t dynamotor_n_arguments(const dynamotor_package *package) { return package->program ? package->program->arguments.size() : 0; }
+const dynamotor_tensor *dynamotor_argument(const dynamotor_package *package, size_t k) {
+    return guarded([=]() -> const dynamotor_tensor * { return &package->one().arguments.at(k); });
+}
+size_t dynamotor_n_states(const dynamotor_package *package) { return package->state.size(); }
+const char *dynamotor_state_name(const dynamotor_package *package, size_t k) {
+    return guarded([=] { return package->shared->state_names.at(k).c_str(); });
+}
+const dynamotor_tensor *dynamotor_state(const dynamotor_package *package, size_t k) {
+    return guarded([=] { return &package->state.at(k); });
+}
 dynamotor_results *dynamotor_run(dynamotor_package *package, const dynamotor_tensor *arguments, size_t n) {
-    return guarded([=] { return package->run(arguments, n); });
+    return guarded([=] { return package->one().run(arguments, n); });
 }
 size_t dynamotor_n_results(const dynamotor_results *results) { return results->shown.size(); }
 const dynamotor_tensor *dynamotor_result(const dynamotor_results *results, size_t k) { return &results->shown.at(k); }

@@ -41,11 +41,23 @@ typedef struct dynamotor_results dynamotor_results;
 dynamotor_package *dynamotor_load(const char *path, const char *torch_library);
 void dynamotor_unload(dynamotor_package *package);
 
-/* The tensors among the model's arguments, in its order (those given by name behind the others, by their names). */
+/* A method of a package that has several (`dynamotor.package(path, {"prefill": ..., "decode": ...})`); it belongs to the
+ * package and is unloaded with it. Methods share weights and state; their calls wait for each other. */
+dynamotor_package *dynamotor_method(dynamotor_package *package, const char *name);
+
+/* The state: tensors that the programs write and that are no arguments (a cache). Each loaded package has its own, which
+ * begins as it was at the export; between calls it may be read and written through `data`. */
+size_t dynamotor_n_states(const dynamotor_package *package);
+const char *dynamotor_state_name(const dynamotor_package *package, size_t k);
+const dynamotor_tensor *dynamotor_state(const dynamotor_package *package, size_t k);
+
+/* The tensors among the model's arguments, in its order (those given by name behind the others, by their names). A size
+ * or stride that may differ between calls is -1. An argument that the model writes is written in place. */
 size_t dynamotor_n_arguments(const dynamotor_package *package);
 const dynamotor_tensor *dynamotor_argument(const dynamotor_package *package, size_t k);
 
-/* The tensors of the model's result, in its order. They live until they are freed. */
+/* The tensors of the model's result, in its order. They live until they are freed, and share no memory with arguments or
+ * state. */
 dynamotor_results *dynamotor_run(dynamotor_package *package, const dynamotor_tensor *arguments, size_t n);
 size_t dynamotor_n_results(const dynamotor_results *results);
 const dynamotor_tensor *dynamotor_result(const dynamotor_results *results, size_t k);
