@@ -151,8 +151,8 @@ def _steps_evenly(index: Index, v: Var, steps: tuple[int, ...]) -> bool:
 
 
 def _is_exact(exprs: Iterable[Expr], held: Range, gathers: Mapping[int, Reduce]) -> bool:
-    """Whether low bits are enough for all that is computed, operands of `_EXACT` and of `gathers`, the extremes
-    by number, being numbers in `held`.
+    """Whether low bits are enough for all that is computed, operands of `_EXACT` and of `gathers`, the
+    extremes by number, being numbers in `held`.
     """
     ranges: dict[Expr, Range | None] = {}  # of I32 values; None: unknown
     inside = lambda r: r is not None and held[0] <= r[0] and r[1] <= held[1]  # noqa: E731

@@ -23,7 +23,7 @@ import torch
 from ..base.errors import InternalError
 from ..graph.sizes import Dim, Dims, Size, Symbol
 from .index_expr import ZERO, Index, Loaded, Var, flatten
-from .whole_ranges import Range, range_of
+from .whole_ranges import range_of
 
 F32, F64, I32, I64, BOOL = torch.float32, torch.float64, torch.int32, torch.int64, torch.bool
 
@@ -236,8 +236,17 @@ def fits(x: Expr, memory: torch.dtype) -> bool:
 _WHOLE = {torch.bfloat16: 1 << 8, torch.float16: 1 << 11}
 
 
-def _within(found: Range | None, largest: int) -> bool:
-    return found is not None and -largest <= found[0] and found[1] <= largest
+def _holds(memory: torch.dtype, x: Expr) -> bool:
+    """Whether a memory type holds all numbers that x can be, which are integers."""
+    if memory in _WHOLE:
+        found = range_of(x.args[0]) if x.op == "cast" else None
+        low, high = -_WHOLE[memory], _WHOLE[memory]
+    elif memory is BOOL or memory.is_floating_point:
+        return False
+    else:
+        found = range_of(x)
+        low, high = torch.iinfo(memory).min, torch.iinfo(memory).max
+    return found is not None and low <= found[0] and found[1] <= high
 
 
 def round_to(x: Expr, memory: torch.dtype) -> Expr:
@@ -248,7 +257,7 @@ def round_to(x: Expr, memory: torch.dtype) -> Expr:
         x = cast(cast(x.args[0], I64), x.dtype)
     if x.op == "const" and memory is not BOOL:
         return const(torch.tensor(x.args[0], dtype=x.dtype).to(memory).item(), x.dtype)
-    if memory in _WHOLE and x.op == "cast" and _within(range_of(x.args[0]), _WHOLE[memory]):
+    if _holds(memory, x):
         return x
     choice = _choice(x)
     if choice is not None and memory.is_floating_point:

@@ -106,9 +106,6 @@ def test_compiled_steps_draw_what_lazy_steps_draw_with_checkpoints_and_seeds_of_
     assert compiled == pytest.approx(lazy, rel=1e-5) and state == state_after
 
 
-@pytest.mark.skipif(
-    torch.__version__ < "2.13", reason='torch.Generator(device="xla") asks for torch_xla itself'
-)
 def test_generators_draw_by_themselves_and_can_be_saved():
     generator = torch.Generator(device="xla").manual_seed(5)
     state = torch.xla.get_rng_state()

@@ -77,7 +77,7 @@ struct XlaGuard final : c10::impl::NoOpDeviceGuardImpl<c10::DeviceType::XLA> {
 }
 namespace c10::impl { C10_REGISTER_GUARD_IMPL(XLA, XlaGuard) }
 // The name that PyTorch asks for.
-const bool hooked = (at::XLAHooksRegistry()->Register("torch_xla::detail::XLAHooks", [] {
+const bool hooked = (at::XLAHooksRegistry()->Register("torch_xla::detail::XLAHooks", [](auto&&...) {
   return std::unique_ptr<at::XLAHooksInterface>(new XlaHooks());
 }), true);
 extern "C" void set_device_count(int64_t n) { count = n; }
