@@ -461,7 +461,7 @@ def _str_format(trace: Trace, template: Value, /, *args: Value, **kwargs: Value)
 def _str_mod(trace: Trace, template: Value, value: Value) -> Value:
     """`template % value` with an instance of a subclass of str on a side: Python asks its methods."""
     text = getattr(template, "base", None) or template
-    if not isinstance(text, Constant) or not isinstance(text.value, str):
+    if not isinstance(text, Constant) or text.python_type() is not str:
         return Constant(NotImplemented)
     found = late_percent(trace, text, value) or format_percent(trace, text, value)
     return found if "%" in text.value else template

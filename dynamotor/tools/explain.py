@@ -87,10 +87,10 @@ class Explanation:
             f"{counted(self.graph_count, 'graph')}, {counted(self.op_count, 'torch call')}, "
             f"{counted(self.graph_break_count, 'break')}, {counted(sum(map(len, self.guards)), 'guard')}"
         ]
+        lines.append(str(self.counts))
         if self.compile_ids:
             lines.append(f"compile IDs: {', '.join(dict.fromkeys(self.compile_ids))}")
         lines += self.recompiles
-        lines.append(str(self.counts))
         lines += [
             f"left to eager: {counted(n, 'torch call')}: {why}" for why, n in self.counts.eager.most_common()
         ]
