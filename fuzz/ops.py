@@ -63,6 +63,7 @@ torch.logaddexp2({0}, {1}) | F.binary_cross_entropy_with_logits({0}, {1}.sigmoid
 torch.xlogy({0}, {1}.abs() + 0.5) | torch.ldexp({0}, {1}) | F.cosine_similarity({0}, {1}, dim=-1)
 torch.isclose({0}, {1}) | {0}.add({1}, alpha=0.3) | {0}.sub({1}, alpha=0.7) | torch.lerp({0}, {1}, 0.3)
 torch.addcmul({0}, {1}, {1}, value=0.3) | torch.addcdiv({0}, {1}, {1}.abs() + 1, value=0.3)
+torch.lerp({0}, {1}, {0}.tanh()) | torch.lerp({0}, {1}, -0.7)
 torch.where({1} > 0.3, {0}, 0.1) | {0}.masked_fill({1} > 0.3, 0.1) | {0} // ({1}.abs() + 0.3)
 """
 REDUCTIONS = """

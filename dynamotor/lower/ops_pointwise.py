@@ -506,9 +506,20 @@ def _nan_to_num(
     return jumping(ctx, fn, x)
 
 
-@lowering(aten.lerp.Scalar)
-def _lerp(ctx: LoopBuilder, x: LoopValue, end: LoopValue, weight: Scalar) -> LoopValue:
-    if weight < 0.5:
+@lowering(aten.lerp.Scalar, aten.lerp.Tensor)
+def _lerp(ctx: LoopBuilder, x: LoopValue, end: LoopValue, weight: LoopValue | Scalar) -> LoopValue:
+    """x + weight * (end - x), from the nearer end."""
+    dtype = ctx.spec.dtype
+    if isinstance(weight, LoopValue):
+
+        def fn(a: Expr, b: Expr, w: Expr) -> Expr:
+            w = round_to(w, dtype)  # at 0.5 an infinite end gives NaN
+            near_start = compare("lt", op("abs", w), like(0.5, w))
+            step = select(near_start, w, sub(w, like(1, w)))
+            return op("fma", sub(b, a), step, select(near_start, a, b))
+
+        return ctx.pointwise(fn, x, end, weight)
+    if abs(weight) < 0.5:
         return ctx.pointwise(lambda a, b: add_product(a, sub(b, a), like(weight, a)), x, end)
     return ctx.pointwise(lambda a, b: add_product(b, sub(b, a), sub(like(weight, a), like(1, a))), x, end)
 

@@ -91,6 +91,19 @@ def _special_bessel_j0(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
     return ctx.pointwise(_bessel_j0, x)
 
 
+def _spherical_bessel_j0(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    """sin(x) / x, near zero by its series in x^2."""
+    decline_if(ctx.spec.dtype in HALVES, "eager refuses halves")
+    series = tuple((-1) ** n / math.factorial(2 * n + 1) for n in range(6, -1, -1))
+
+    def fn(a: Expr) -> Expr:
+        far = select(compare("eq", op("abs", a), like(math.inf, a)), like(0, a), div(op("sin", a), a))
+        near = compare("lt", op("abs", a), like(0.5, a))
+        return select(near, _polynomial(series, mul(a, a)), far)
+
+    return ctx.pointwise(fn, x)
+
+
 def _logit(ctx: LoopBuilder, x: LoopValue, eps: float | None = None) -> LoopValue:
     def fn(a: Expr) -> Expr:
         a = a if eps is None else clamp(a, eps, 1 - eps)
@@ -182,6 +195,7 @@ register_all(
         ((aten.special_xlog1py.default,), functools.partial(_of_floats, _xlog1py)),
         ((aten.special_entr.default,), functools.partial(_of_floats, _entr)),
         ((aten.special_bessel_j0.default,), _special_bessel_j0),
+        ((aten.special_spherical_bessel_j0.default,), _spherical_bessel_j0),
         ((aten.logit.default,), _logit),
         ((aten.logit_backward.default,), _logit_backward),
         ((aten.elu_backward.default,), _elu_backward),

@@ -12,7 +12,7 @@ from test_activations import *  # noqa: E402, F403
 from test_index import *  # noqa: E402, F403
 from test_ops_loss import *  # noqa: E402, F403
 from test_pointwise import *  # noqa: E402, F403
-from test_pointwise_functions import LEFT, OPS, operands, test_a_bessel_function_is_as_in_eager  # noqa: E402, F401
+from test_pointwise_functions import LEFT, OPS, operands, test_bessel_functions_are_as_in_eager  # noqa: E402, F401
 from test_pool import *  # noqa: E402, F403
 from test_random import *  # noqa: E402, F403
 from test_reduce import *  # noqa: E402, F403

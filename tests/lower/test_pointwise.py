@@ -1,5 +1,7 @@
 """Elementwise lowerings against eager: dtypes, broadcasting, strides, special values."""
 
+import math
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -312,6 +314,20 @@ def test_nan_to_num_gives_what_the_dtype_holds(dtype):
         kernels=1,
         tolerance=0 if dtype is not torch.bfloat16 else 1.6e-2,
     )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_an_interpolation_starts_from_the_nearer_end(dtype):
+    """Beyond weights of -0.5 and 0.5 from the second one: an infinite end gives NaN there."""
+    a = torch.cat([torch.tensor([1.0, 2.0, math.inf, 3.0] * 8), torch.randn(40) * 100]).to(dtype)
+    b = torch.cat([torch.tensor([math.inf, 1.0, 2.0, -math.inf] * 8), torch.randn(40)]).to(dtype)
+    w = torch.tensor([-0.5, 0.5, 0.499, 0.501, -1.0, 2.0, 0.0, 1.0] * 9).to(dtype)
+    for weight in (w, w[:, None], w[4], torch.tensor(0.3, dtype=torch.float64), torch.tensor(2)):
+        check(lambda a, b, w: torch.lerp(a, b, w), a, b, weight, kernels=1)
+    for number in (-2.0, -0.7, -0.5, -0.3, 0.0, 0.3, 0.5, 1.0):
+        check(lambda a, b, n=number: torch.lerp(a, b, n), a, b, kernels=1)
+    # The weight is rounded before it is compared.
+    check(lambda a, b, w: torch.lerp(a, b, w + 1e-3), a, b, w, kernels=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

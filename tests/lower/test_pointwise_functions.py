@@ -81,13 +81,15 @@ def test_none_of_them_is_left_to_aten(op):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
-def test_a_bessel_function_is_as_in_eager(dtype):
+def test_bessel_functions_are_as_in_eager(dtype):
     numbers = [
         0.0,
         -0.0,
         1e-30,
         1e-6,
         2.404825557695773,
+        0.4999999,
+        -0.5,
         5.0,
         -5.0,
         5.000001,
@@ -102,6 +104,7 @@ def test_a_bessel_function_is_as_in_eager(dtype):
     )
     x = x.nan_to_num(0, 0, 0).to(dtype) if dtype is torch.int64 else x.to(dtype)
     check(lambda x: torch.special.bessel_j0(x) * 2, x, kernels=1)
+    check(lambda x: torch.special.spherical_bessel_j0(x) * 2, x, kernels=1)
 
 
 def test_gradients_are_eagers():

@@ -517,6 +517,14 @@ def _bessel_j0(x: jax.Array) -> jax.Array:
     return jnp.where(x <= 5, first * second * _ratio(J0_NEAR, square), far)
 
 
+@elementwise(aten.special_spherical_bessel_j0)
+def _spherical_bessel_j0(x: jax.Array) -> jax.Array:
+    """sin(x) / x, near zero by its series in x²."""
+    series = [(-1) ** n / math.factorial(2 * n + 1) for n in range(6, -1, -1)]
+    far = jnp.where(jnp.isinf(x), 0, jnp.sin(x) / x)
+    return jnp.where(jnp.abs(x) < 0.5, jnp.polyval(jnp.asarray(series, x.dtype), x * x), far)
+
+
 def _same(*values: jax.Array) -> list[jax.Array]:
     return jnp.broadcast_arrays(*values)
 
