@@ -20,6 +20,7 @@ from ..base.narrowing import checked
 from .breaks import OfTrace, unsupported, unsupported_if
 from .guards import Absent, DigitLimit, IdIs, MroIs
 from .source import Const, Missing, Source, TypeAttr, lookup_type_attr, trusted_module
+from .values.array import real_result
 from .values.base import MISSING, NONE_CALLED, Raised, Value, binders, find_rule
 from .values.class_attributes import ClassWrites, PendingAttribute, pending_attribute
 from .values.constant import Constant
@@ -302,7 +303,7 @@ class ObjectProtocol:
     def real(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a function on real objects; its exception becomes the program's."""
         try:
-            found = fn(*args, **kwargs)
+            found = real_result(self, fn, args, kwargs)
         except OfTrace:
             raise
         except Exception as error:

@@ -19,6 +19,7 @@ import types
 import typing
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
@@ -704,6 +705,18 @@ def the_limit_of_digits():
     before = sys.get_int_max_str_digits()
     set_limit = sys.set_int_max_str_digits
     return read, [lambda: set_limit(700), lambda: set_limit(0)], lambda: set_limit(before)
+
+
+@fact
+def how_numpy_reacts_to_an_overflow():
+    one, zero, before = np.float64(1), np.float64(0), np.geterr()
+
+    def read(x):
+        return x * float(one / zero), int(np.int64(1 << 62) * np.int64(4))
+
+    changes = [lambda reaction=reaction: np.seterr(all=reaction) for reaction in ("raise", "ignore", "raise")]
+    np.seterr(all="ignore")
+    return read, changes, lambda: np.seterr(**before)
 
 
 @fact

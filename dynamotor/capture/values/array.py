@@ -8,6 +8,7 @@ NumPy and PyTorch agree on.
 from __future__ import annotations
 
 import operator
+import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -338,13 +339,40 @@ def _number(value: Value, dtype: torch.dtype) -> Value:
     raise refused("a function of arrays", f"an operand is {value.describe()}")
 
 
-def refuse_float_errors(trace: Trace) -> None:
+def refuse_float_errors(trace: Trace, what: str = "a function of arrays") -> None:
     """NumPy may be told to raise where a result is no number (`np.seterr`)."""
     ask = np.geterr
     refuse_if(
         trace.reader.ask(Const(ask, "numpy.geterr"), ask, "the setting", _raises),
-        "a function of arrays",
+        what,
         "np.seterr asks for errors",
+    )
+
+
+def real_result(trace: Trace, fn: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """`fn(*args, **kwargs)` of real objects. The reaction to an overflow or the like of a number of NumPy's is
+    a setting: a row holds it, and an error that it asks for breaks the graph.
+    """
+    if not _of_numpy(fn, args):
+        return fn(*args, **kwargs)
+    met: list[str] = []
+    with np.errstate(all="call", call=lambda kind, flag: met.append(kind)):
+        found = fn(*args, **kwargs)
+    if not met:
+        return found
+    refuse_float_errors(trace, "arithmetic of numbers")
+    return fn(*args, **kwargs)  # again, for the warning
+
+
+def _of_numpy(fn: Callable[..., Any], args: Sequence[Any]) -> bool:
+    """Whether a call may compute with NumPy's numbers; runs no code of the user's."""
+    bound = type(fn) in (types.BuiltinFunctionType, types.MethodWrapperType)
+    owner = getattr(fn, "__self__", None) if bound else None
+    return (
+        type(fn) is np.ufunc
+        or type(fn) is type
+        and issubclass(fn, np.generic)
+        or any(issubclass(type(arg), np.generic | np.ndarray) for arg in (owner, *args))
     )
 
 
