@@ -30,7 +30,7 @@ from ..base import cache, compat
 from ..base.config import config
 from ..base.errors import BuildError
 from ..base.events import collect, counters, emit, listening, timed
-from ..graph.kernel_checks import kernel_settings
+from ..graph.kernel_checks import kernel_settings, tf32
 from ..graph.modes import autocast_state
 from ..graph.plain_data import NotPlain, decode, encode, symbols_by_name
 from ..graph.save_policy import SavePolicy
@@ -314,9 +314,17 @@ def torch_settings() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
         torch.utils.deterministic.fill_uninitialized_memory,  # type: ignore[attr-defined]  # the stub has no properties of modules
-        torch.get_float32_matmul_precision(),
+        _matmul_precision(),
+        tf32(),
         torch.is_anomaly_enabled(),
     )
+
+
+def _matmul_precision() -> str | None:
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # it and the setting of one library (`allow_tf32`) were set otherwise
+        return None
 
 
 def _graph_text(gm: fx.GraphModule) -> list[Any]:

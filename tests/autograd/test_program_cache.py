@@ -117,6 +117,21 @@ SETTINGS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.regression
+def test_settings_of_precision_that_differ_by_library_are_part_of_the_key() -> None:
+    """PyTorch refuses to name one precision for them."""
+    x, w = tensors()
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert first_call(inference, x, w)[0] == "miss"
+        torch.backends.cuda.matmul.allow_tf32 = False
+        what, result = first_call(inference, x, w)
+        assert what == "miss" and first_call(inference, x, w)[0] == "hit"
+        torch.testing.assert_close(result, inference(x, w))
+    finally:
+        torch.set_float32_matmul_precision("highest")
+
+
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_is_part_of_the_key(name: str) -> None:
     x, w = tensors()
