@@ -247,6 +247,18 @@ def test_explain_names_graphs_breaks_and_fallbacks():
     assert "lowering: build" not in str(found) and "left to PyTorch ×1: DM301" in str(found)
 
 
+def test_explain_says_why_a_lowering_left_a_call_to_aten():
+    """Also of a program that the cache on disk keeps."""
+
+    def program(g, x):
+        return torch.ops.aten.elu_backward(g, 1, 1, 1, False, x.erfinv())
+
+    for _ in range(2):
+        text = str(dynamotor.explain(program)(torch.ones(3), torch.rand(3)))
+        assert "aten.erfinv.default ×1" in text and "erfinv.default ×1 (" not in text
+        assert "aten.elu_backward.default ×1 (eager differs by place)" in text
+
+
 def test_disabled_functions_run_as_they_are():
     seen = []
 

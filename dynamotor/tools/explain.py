@@ -46,6 +46,7 @@ class Explanation:
     guards: list[list[str]] = field(default_factory=list)
     break_reasons: list[Any] = field(default_factory=list)
     fallbacks: Counter[str] = field(default_factory=Counter)
+    declined: dict[str, str] = field(default_factory=dict)  # why an op's lowering left a call to aten
     eager: list[str] = field(
         default_factory=list
     )  # graphs, and ops between compiled parts, that eager PyTorch runs, and why
@@ -104,7 +105,11 @@ class Explanation:
         for i, choice in enumerate(self.choices):
             lines += [f"backends of graph {i + 1}, the quickest is {choice['chosen']}:"]
             lines += [f"  {one}" for one in choice["times"]]
-        ops = [f"{op} ×{n}" for op, n in self.fallbacks.most_common() if is_op(op)]
+        ops = [
+            f"{op} ×{n}" + (f" ({self.declined[op]})" if op in self.declined else "")
+            for op, n in self.fallbacks.most_common()
+            if is_op(op)
+        ]
         if ops:
             lines.append("aten kernels used for lack of a lowering: " + ", ".join(ops))
         lines += [
@@ -197,6 +202,8 @@ def _note(found: Explanation, event: Event) -> None:
         found.recompiles.append(f"{then}: {by_reason(event.data['reasons'], event.data['failed'])}")
     elif event.kind == "fallback":
         found.eager += eager_texts([event])
+        if event.data.get("why", "no lowering") != "no lowering":
+            found.declined[event.data["op"]] = event.data["why"]
     elif event.kind == "auto":
         found.choices.append(event.data)
     elif event.kind == "ddp":
