@@ -9,6 +9,8 @@ import pytest
 from children import run_forked
 from overlay import IN_COPY, ROOT, overlay
 
+from dynamotor import extension_api
+
 TABLE = (ROOT / "docs" / "architecture.md").read_text().split("## Where to add")[1]
 ROWS = [
     row for row in re.findall(r"^\| (.*?) \| (.*) \|$", TABLE, re.MULTILINE) if row[0] not in ("what", "---")
@@ -125,6 +127,11 @@ def test_added_rows_work_and_keep_the_rules_of_the_architecture(tmp_path: Path) 
     done = run_forked(f"{IN_COPY}import runpy; runpy.run_path({rows!r}, run_name='__main__')", *paths)
     passed = re.findall(r"^passed (\w+)$", done.stdout, re.MULTILINE)
     assert len(passed) == 13 and not done.returncode, done.stdout + done.stderr
+
+
+def test_every_name_of_the_extension_api_is_in_its_table() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text().split("| names of `extension_api`")[1]
+    assert set(re.findall(r"`(\w+)`", text.split("\n\n")[0])) == set(extension_api.__all__)
 
 
 def test_an_op_for_cpus_gpus_and_xla_is_at_most_four_files() -> None:

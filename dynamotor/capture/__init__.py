@@ -32,6 +32,8 @@ known while tracing.
 * `Reader` (`reader.py`) is the only way in for an object from outside, since it installs the guards of each read:
   `Reader.wrap(source, obj)` gives the value, with the guards of its kind; `Reader.attribute` reads attributes that C
   code computes (a slot, a getset, a type with a lookup of its own); `Reader.ask` is for any other question.
+* `Trace.real` runs a function on the objects behind values, which are known while tracing: its exception becomes the
+  program's, and settings that decide the result (`sys.set_int_max_str_digits`, `np.seterr`) are guarded there.
 * `tests/capture/test_reads.py` reads the source: a function of `capture/` that looks at an outside object in another
   way must be listed there with the reason.
 * Facts of tensors and PyTorch's settings are rows of `torch_rules.py` (`METADATA`, `ANSWERS`, `QUERIES`), each under

@@ -42,7 +42,7 @@ def compiled(fn, *inputs):
 
 def check(fn, *inputs, kernels=None, fallbacks=(), tolerance=None, strides=True):
     """Compile fn for these inputs and compare values, dtypes and strides with eager's; gives the kernels'
-    texts.
+    texts. Tensors are inputs: the graph has none of its own.
     """
     batch = _batch or contextlib.nullcontext()
     with torch.no_grad(), batch:

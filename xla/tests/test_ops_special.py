@@ -13,6 +13,8 @@ from dynamotor.xla import ops_pointwise  # noqa: E402, F401
 
 FUNCTIONS = "bessel_j0 entr erfcx i0e i1 i1e log_ndtr modified_bessel_i0 modified_bessel_i1 ndtr ndtri spherical_bessel_j0 xlog1py zeta"
 
+DECOMPOSED = {"aten.special_entr.default", "aten.special_xlog1py.default", "aten.xlogy.Tensor"}  # by PyTorch
+
 
 @pytest.mark.parametrize(
     "name",
@@ -38,7 +40,7 @@ def test_special_functions_and_their_gradients_equal_aten(
     request, name: str, dtype: torch.dtype, samples: int
 ) -> None:
     mode = company(request, lambda name, dtype, samples: check_opinfo(name, dtype, samples))
-    assert not mode.refused
+    assert not mode.refused and mode.missing <= DECOMPOSED
 
 
 def test_zeta_and_polygamma_left_of_zero() -> None:
