@@ -377,10 +377,18 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     lowerings.add(_packet.Scalar, functools.partial(_compare_rule, _name))
 
 
+def _converted(ctx: LoopBuilder, x: LoopValue, dtype: torch.dtype) -> LoopValue:
+    """A tensor without dimensions in the type of the tensor beside it: 256 is false as an int8."""
+    if x.shape or x.dtype in (dtype, BOOL):
+        return x
+    x = as_eager_reads(ctx, x, dtype)
+    return ctx.pointwise(lambda a: a, x, shape=(), dtype=dtype)
+
+
 def _logic_rule(name: str) -> Callable[..., LoopValue]:
     def rule(ctx: LoopBuilder, x: LoopValue, y: LoopValue) -> LoopValue:
         dtype = promoted(x, y)  # an operand of more digits may vanish in it
-        x, y = as_eager_reads(ctx, x, dtype), as_eager_reads(ctx, y, dtype)
+        x, y = _converted(ctx, x, dtype), _converted(ctx, y, dtype)
         return ctx.pointwise(lambda a, b: op(name, a, b), x, y, compute=BOOL)
 
     return rule

@@ -98,3 +98,19 @@ def test_a_tensor_that_fills_is_read_as_a_number(dtype):
         value = torch.tensor(number, dtype=torch.float64 if dtype.is_floating_point else None)
         expected, found = (_outcome(f, x, value) for f in (program, compiled))
         assert torch.equal(expected, found) if type(expected) is torch.Tensor else expected == found
+
+
+@pytest.mark.parametrize(
+    "dtype, number", [(torch.int8, 256), (torch.int32, 1 << 32), (torch.float32, 1e-300)], ids=str
+)
+@pytest.mark.parametrize("name", ["logical_xor", "logical_or", "logical_and"])
+def test_truth_is_asked_in_the_common_type(name, dtype, number):
+    op = getattr(torch, name)
+
+    def program(x, n):
+        n = n + 0
+        return op(x, n), op(n, x)
+
+    wide = torch.float64 if dtype.is_floating_point else torch.int64
+    x, n = torch.tensor([0, 1, 2], dtype=dtype), torch.tensor(number, dtype=wide)
+    torch.testing.assert_close(dynamotor.compile(program)(x, n), program(x, n))
