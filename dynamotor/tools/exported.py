@@ -407,7 +407,9 @@ def _marked(tensor: torch.Tensor, dims: Mapping[int, Any]) -> torch.Tensor:
     """An example to capture with, so that the marks do not stay on the user's tensor."""
     twin = tensor.detach()
     for d, dim in dims.items():
-        mark_dynamic(twin, d, min=getattr(dim, "min", None), max=getattr(dim, "max", None))
+        least, most = getattr(dim, "min", None), getattr(dim, "max", None)
+        # The end of a Dim without one is PyTorch's infinity, which is no size.
+        mark_dynamic(twin, d, min=least, max=most if isinstance(most, int) else None)
     names = {d: dim if type(dim) is str else getattr(dim, "__name__", None) for d, dim in dims.items()}
     twin.__dict__[DIM_NAMES] = {d: name for d, name in names.items() if name}
     return twin

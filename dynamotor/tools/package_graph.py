@@ -23,6 +23,7 @@ from ..base import cache
 from ..base.compat import OpOverloadPacket
 from ..base.config import Settings, config
 from ..base.events import Event, collect
+from ..capture.symbolic_inputs import SizesHold
 from ..codegen import stored
 from ..codegen.flex_attention import fuse_attention
 from ..graph.attention_masks import simplify_attention
@@ -106,7 +107,13 @@ def _built(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
     if info.data.replays:
         raise refused("it changes Python objects", "a file holds computations alone", "return the new value")
     _refuse_numbers(info.data.code)
-    return replace(found[0], guards=info.guards, asked=info.data.asked), result
+    env = _env_of(info.guards, found[0].env)
+    return replace(found[0], guards=info.guards, asked=info.data.asked, env=env), result
+
+
+def _env_of(guards: Sequence[Any], given: ShapeEnv) -> ShapeEnv:
+    """The symbols that the checks of arguments use: the graph has none where it reads no size."""
+    return next((symbol.env for row in guards if type(row) is SizesHold for symbol, _ in row.symbols), given)
 
 
 def _refuse_numbers(code: str) -> None:

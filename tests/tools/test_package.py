@@ -194,3 +194,22 @@ def test_an_argument_of_a_wrapper_subclass_is_refused(tmp_path: Path) -> None:
         dynamotor.export(lambda x: torch.nn.functional.linear(torch.ones(2, 6), x), (x,)).package(
             tmp_path / "x"
         )
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("least", [None, 3])
+@pytest.mark.parametrize("is_read", [True, False])
+def test_a_dimension_without_a_largest_size(tmp_path: Path, least: int | None, is_read: bool) -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x + y if is_read else y * 2
+
+    path, x, y = tmp_path / "fn.dm", torch.randn(5, 3), torch.randn(3)
+    shapes = {"x": {0: torch.export.Dim("rows", min=least)}, "y": None}
+    dynamotor.export(fn, (x, y), dynamic_shapes=shapes).package(path)
+    loaded = dynamotor.load(path)
+    for n in (3, 5, 4096):
+        x = torch.randn(n, 3)
+        torch.testing.assert_close(loaded(x, y), fn(x, y))
+    if least:
+        with pytest.raises(UsageError, match="DM115"):
+            loaded(torch.randn(2, 3), y)
