@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .ops import ALL, FUSED, MULTIPLIED
-from .program import FLOATS, LAYOUTS, Input, Program, Step
+from .program import FLOATS, LAYOUTS, NARROW, Input, Program, Step
 
 SIZES = [1, 2, 7, 8, 9, 16, 17, 64]
 RARE_SIZES = [0, 3, 4, 33, 128, 300]
@@ -22,7 +22,7 @@ DTYPES = (
     + ["bfloat16"] * 3
     + ["float16"] * 2
     + ["int64"] * 2
-    + ["int32", "uint8", "bool"]
+    + ["int32", "uint8", "bool", "int8", "int16"]
 )
 MOST_ELEMENTS = 1 << 15
 LARGEST = {torch.float16: 100.0, torch.bfloat16: 1e4}
@@ -75,6 +75,8 @@ class Generator:
                 if self.special
                 else self.rng.choice(["random"] * 8 + ["positive", "ties", "halves", "multiples"])
             )
+            if dtype in NARROW and self.rng.random() < 0.3:
+                fill = "ends"
         layout = self.rng.choice(LAYOUTS) if self.rng.random() < 0.25 else ""
         grad = self.trains and dtype in FLOATS and self.rng.random() < 0.7
         one = Input(tuple(shape), dtype, fill, layout, grad)

@@ -52,6 +52,7 @@ TENSORS: tuple[Callable[[torch.Tensor], Any], ...] = (
     lambda x: x.clone().requires_grad_(),
     lambda x: torch.nn.Parameter(x, False),
     lambda x: x[:1],
+    lambda x: torch.cat([x, x]),
     lambda x: x[0],
     lambda x: -0.0 * x,
     lambda x: None,
@@ -60,6 +61,15 @@ TENSORS: tuple[Callable[[torch.Tensor], Any], ...] = (
 )
 NUMBERS = (2, 2.0, 3, 0.0, -0.0, True, -1, None, float("inf"), float("nan"))
 SHAPE = (2, 3)
+ROWS = torch.export.Dim("rows")
+DIMENSIONS: tuple[Any, ...] = (
+    None,
+    None,
+    {"a": {0: ROWS}},
+    {"a": {0: ROWS}, "b": {0: ROWS}},
+    {"b": {0: torch.export.Dim("some", min=2, max=3)}},
+    {"a": {1: "columns"}},
+)
 
 
 def arguments(draw: random.Random, changed: bool) -> list[Any]:
@@ -122,7 +132,7 @@ def problems(seed: int) -> list[str]:
     try:
         example = arguments(draw, False)
         call(*example)
-        program = dynamotor.export(call, tuple(example))
+        program = dynamotor.export(call, tuple(example), dynamic_shapes=draw.choice(DIMENSIONS))
         if way == "package":
             with tempfile.TemporaryDirectory() as folder:
                 program.package(Path(folder) / "model.dm")

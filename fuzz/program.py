@@ -39,6 +39,11 @@ _INT_FILLS = {
     "zeros": "torch.zeros({shape}, dtype={dtype})",
     "ties": "torch.randint(0, 2, {shape}, dtype={dtype})",
 }
+# Of integers of 8 and 16 bits: around both ends, where sums wrap.
+_NARROW_FILLS = _INT_FILLS | {
+    "ends": "(torch.randint(-2, 3, {shape}) + torch.iinfo({dtype}).max).to({dtype})"
+}
+NARROW = ("int8", "uint8", "int16")
 LAYOUTS = ("", "transposed", "strided", "offset", "expanded", "channels_last")
 
 
@@ -83,8 +88,10 @@ class Input:
             return f"(torch.rand({shape}) < 0.5)"
         if self.dtype in FLOATS:
             return _FLOAT_FILLS[self.fill].format(shape=shape, dtype=dtype)
-        fill = self.fill if self.fill in _INT_FILLS else "random"
-        return _INT_FILLS[fill].format(shape=shape, dtype=dtype, low=0 if self.dtype == "uint8" else -9)
+        fills = _NARROW_FILLS if self.dtype in NARROW else _INT_FILLS
+        return fills.get(self.fill, fills["random"]).format(
+            shape=shape, dtype=dtype, low=0 if self.dtype == "uint8" else -9
+        )
 
 
 @dataclass(frozen=True)
