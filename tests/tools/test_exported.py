@@ -133,3 +133,23 @@ def test_what_no_exported_program_holds() -> None:
         program.exported_program()
     with pytest.raises(UsageError, match="DM114"):
         dynamotor.export(lambda n: n + 1, (1,))
+
+
+@pytest.mark.regression
+def test_programs_of_one_function_have_dimensions_of_their_own() -> None:
+    def fn(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return x.sum() + y.sum()
+
+    rows = torch.export.Dim("rows")
+    programs = [
+        dynamotor.export(fn, (torch.ones(6, 2), torch.ones(6, 3)), dynamic_shapes=shapes)
+        for shapes in (({0: rows}, None), ({0: rows}, {0: rows}))
+    ]
+    for _ in range(2):  # a second one would look for programs of others
+        first, second = [program.module("eager") for program in programs]
+    x, y = torch.ones(8, 2), torch.ones(8, 3)
+    torch.testing.assert_close(first(x, y[:6]), fn(x, y[:6]))
+    torch.testing.assert_close(second(x, y), fn(x, y))
+    for run, given in ((first, (x, y)), (second, (x, y[:6]))):
+        with pytest.raises(UsageError, match="DM115"):
+            run(*given)
