@@ -221,12 +221,12 @@ for _target, _of_two, _floats_only, _jumps in (
 
 
 def as_eager_reads(ctx: LoopBuilder, x: Any, dtype: torch.dtype | None = None) -> Any:
-    """aten on a CPU rounds a 0-d tensor of more digits, or of the other half type, to the halves beside it.
+    """aten on a CPU rounds a 0-d tensor of another type, integers too, to the halves beside it.
     The second operand of a product or a quotient is the exception: it is a number of float32. dtype: the
     operands' common type.
     """
     dtype = dtype or ctx.spec.dtype
-    wide = isinstance(x, LoopValue) and not x.shape and x.dtype.is_floating_point and x.dtype is not dtype
+    wide = isinstance(x, LoopValue) and not x.shape and x.dtype is not dtype
     if not wide or dtype not in HALVES or ctx.spec.device.type != "cpu":
         return x
     return ctx.pointwise(lambda a: round_to(a, dtype), x, shape=(), dtype=dtype)

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from harness import check
 
+import dynamotor
 from dynamotor.lower.ir import F32, cast, compare, const, op
 
 SPECIAL = torch.tensor(
@@ -375,3 +376,26 @@ def test_the_gradient_of_softplus_and_bounds_by_tensors_are_computed_in_the_loop
         kernels=1,
         tolerance=1e-6 if dtype is torch.float32 else 1.6e-2,
     )
+
+
+OF_HALVES_AND_A_NUMBER = {
+    "mul": lambda t, i: (i * t, t * i),
+    "div": lambda t, i: (i / t, t / i),
+    "atan2": lambda t, i: (torch.atan2(i, t), torch.atan2(t, i)),
+    "hypot": lambda t, i: torch.hypot(t, i),
+    "pow": lambda t, i: (i**t, t**i),
+    "addcmul": lambda t, i: (torch.addcmul(t, t, i), torch.addcmul(t, i, t)),
+    "compare": lambda t, i: (t < i, i == t),
+}
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("name", OF_HALVES_AND_A_NUMBER)
+@pytest.mark.parametrize("half", [torch.float16, torch.bfloat16], ids=str)
+def test_an_integer_without_dimensions_is_rounded_to_the_halves_beside_it(name, half):
+    """65536 is infinite in float16, 2049 is 2048 there, and 257 is 256 in bfloat16."""
+    f, values = OF_HALVES_AND_A_NUMBER[name], torch.tensor([0.0, 1.0, -0.5, 65504.0]).to(half)
+    for number in (65536, 2049, 257):
+        i = torch.tensor(number)
+        found, wanted = dynamotor.compile(f, dynamic=False)(values, i), f(values, i)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
