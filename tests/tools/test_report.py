@@ -194,8 +194,10 @@ def browser() -> Iterator[Any]:
 
 
 def _opened(browser: Any, page: Path) -> None:
+    from selenium.webdriver.support.wait import WebDriverWait
+
     browser.get(page.as_uri())
-    assert browser.execute_script("return document.readyState") == "complete"
+    WebDriverWait(browser, 60).until(lambda b: b.execute_script("return document.readyState") == "complete")
 
 
 @needs_browser
