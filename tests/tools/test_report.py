@@ -163,6 +163,8 @@ def test_a_programs_report_is_written_when_it_ends(tmp_path: Path) -> None:
 
 # -- in a browser --------------------------------------------------------------------------------------------
 def _why_no_browser() -> str:
+    if os.environ.get("DYNAMOTOR_SANITIZE"):
+        return "a browser does not start with the sanitizers' libraries"
     if importlib.util.find_spec("selenium") is None:
         return "selenium is not installed (pip install selenium)"
     missing = [name for name in ("chromium", "chromedriver") if shutil.which(name) is None]
