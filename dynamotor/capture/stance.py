@@ -69,7 +69,7 @@ def _of_torch() -> str:
     """The stance of `torch.compiler.set_stance`, which imports the module where it is stored. The C extension
     reads "force_eager" there at each call (csrc/dispatch.c)."""
     if getattr(sys.modules.get("torch._dynamo.config"), "disable", False):
-        return "eager_on_recompile"  # what has been compiled before runs
+        return "eager_on_recompile"  # programs that exist still run
     stored = getattr(sys.modules.get("torch._dynamo.eval_frame"), "_stance", None)
     name = getattr(stored, "stance", "default")
     forced = getattr(stored, "backend", None)

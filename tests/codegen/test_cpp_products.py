@@ -1,4 +1,4 @@
-"""Matrices times few vectors: several rows side by side, the rows that are left, and what is no such sum."""
+"""Matrices times few vectors: rows side by side, the rows that are left, and kernels that sum one by one."""
 
 import pytest
 import torch

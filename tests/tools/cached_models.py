@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,19 @@ class Cached(torch.nn.Module):
 def examples(n: int, start: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Arguments of `Cached` for n positions."""
     return torch.randn(1, n, 8), torch.arange(start, start + n), torch.rand(3, 2)
+
+
+def compared(loaded: Any, model: torch.nn.Module, sizes: Sequence[tuple[int, int]]) -> None:
+    """Compare two calls for each of these sizes with the model's: results, the written argument, the state."""
+    for n, start in sizes:
+        x, at, total = examples(n, start)
+        for _ in range(2):
+            other = total.clone()
+            with torch.no_grad():
+                torch.testing.assert_close([*loaded(x, at, total)], [*model(x, at, other)])
+            torch.testing.assert_close(total, other, rtol=0, atol=0)
+            for name, value in loaded.state.items():
+                torch.testing.assert_close(value, model.get_buffer(name))
 
 
 class Block(torch.nn.Module):

@@ -6,13 +6,13 @@ import copy
 import ctypes
 import subprocess
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from cached_models import PROMPTS, Cached, Llama, decoded, examples, programs_of
+from cached_models import PROMPTS, Cached, Llama, compared, decoded, examples, programs_of
 from torch.utils import _pytree as pytree
 
 import dynamotor
@@ -312,6 +312,7 @@ class Loaded:
         self.library.dynamotor_free_results(results)
         return tensors_
 
+    @property
     def state(self) -> dict[str, torch.Tensor]:
         """Copies of the state."""
         return {
@@ -339,23 +340,10 @@ def cached(tmp_path_factory: pytest.TempPathFactory, _own_cache: None, request: 
     )
 
 
-def compared(loaded: Loaded, model: torch.nn.Module, sizes: Sequence[tuple[int, int]]) -> None:
-    """Compare calls with the model's: results, the written argument, the state."""
-    for n, start in sizes:
-        x, at, total = examples(n, start)
-        for _ in range(2):
-            other = total.clone()
-            with torch.no_grad():
-                torch.testing.assert_close(loaded(x, at, total), [*model(x, at, other)])
-            torch.testing.assert_close(total, other, rtol=0, atol=0)
-        for name, value in loaded.state().items():
-            torch.testing.assert_close(value, model.get_buffer(name))
-
-
 def test_each_loaded_package_has_its_state(library: Any, cached: Any) -> None:
     path, model, sizes = cached
     first, second = Loaded.of(library, path), Loaded.of(library, path)
-    assert list(first.state()) == ["keys", "calls", "turned"]
+    assert list(first.state) == ["keys", "calls", "turned"]
     compared(first, copy.deepcopy(model), sizes)
     compared(second, other := copy.deepcopy(model), sizes[:2])
     first.unload()
@@ -370,7 +358,7 @@ def test_what_was_written_and_is_refused_stays(library: Any, cached: Any) -> Non
     path, model, sizes = cached
     loaded, (x, at, total) = Loaded.of(library, path), examples(5)
     memory = torch.zeros(48)
-    known = loaded.state()["keys"]
+    known = loaded.state["keys"]
     at_state = loaded.library.dynamotor_state(loaded.package, 0)[0].data
     inside = torch.frombuffer((ctypes.c_char * 24).from_address(at_state), dtype=torch.float32).view(3, 2)
     for args, words in (
@@ -392,7 +380,7 @@ def test_what_was_written_and_is_refused_stays(library: Any, cached: Any) -> Non
         assert "argument 0 of size 1 in dimension 1, but for 2 or more" in str(
             loaded(x[:, :1], at[:1], total)
         )
-    torch.testing.assert_close(loaded.state()["keys"], known, rtol=0, atol=0)
+    torch.testing.assert_close(loaded.state["keys"], known, rtol=0, atol=0)
     compared(loaded, copy.deepcopy(model), sizes[:1])
     loaded.unload()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from cached_models import PROMPTS, Cached, Llama, decoded, examples, programs_of
+from cached_models import PROMPTS, Cached, Llama, compared, decoded, examples, programs_of
 
 import dynamotor
 from dynamotor import UsageError
@@ -20,19 +20,6 @@ from dynamotor.base.config import config
 def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with config.patch(cache_dir=str(tmp_path_factory.mktemp("cache"))):
         yield
-
-
-def compared(loaded: Any, model: torch.nn.Module, sizes: list[tuple[int, int]]) -> None:
-    """Compare two calls for each of these sizes with the model's: results, the written argument, the state."""
-    for n, start in sizes:
-        x, at, total = examples(n, start)
-        for _ in range(2):
-            other = total.clone()
-            with torch.no_grad():
-                torch.testing.assert_close(loaded(x, at, total), model(x, at, other))
-            torch.testing.assert_close(total, other, rtol=0, atol=0)
-            for name, value in loaded.state.items():
-                torch.testing.assert_close(value, model.get_buffer(name))
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["fixed", "dynamic"])
