@@ -25,9 +25,8 @@ from .base.config import CompileOptions, config
 from .base.errors import UsageError
 from .base.registry import Registry
 from .codegen import compile_aten, replayed, stored
-from .codegen.flex_attention import fuse_attention
+from .codegen.captured import rewrite_captured
 from .foreign import call_backend
-from .graph.attention_masks import simplify_attention
 from .graph.spec import Backend, Compiled, GraphInfo
 from .runtime import triton_build
 from .torch_compile_adapter import torch_backend, torch_backends
@@ -149,21 +148,23 @@ def aot_eager(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) 
     return aot_compile(gm, list(example_inputs), run_graph, static_inputs=static_inputs(gm))
 
 
+def compile_native(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
+    """Compile one aten graph by the loop compiler, under the configuration of now."""
+    # where the program set a default device, tensors that the compiler makes are still its own
+    elsewhere = torch.get_default_device().type != "cpu"
+    with torch.device("cpu") if elsewhere else contextlib.nullcontext():
+        return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
+
+
 @register_backend
 def native(gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor]) -> Compiled:
     """The loop compiler: C++ or Triton kernels; oneDNN, MKL, cuDNN and cuBLAS for convolutions and matrix
     products.
     """
-    simplify_attention(gm, example_inputs)
-    fuse_attention(gm)
+    rewrite_captured(gm, example_inputs)
 
-    @config.bound  # a backward is compiled when it is first run, outside of what held for its forward
-    def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Compiled:
-        # where the program set a default device, tensors that the compiler makes are still its own
-        elsewhere = torch.get_default_device().type != "cpu"
-        with torch.device("cpu") if elsewhere else contextlib.nullcontext():
-            return compile_aten(graph, info, cuda_graphs=config.cuda_graphs)
-
+    # a backward is compiled when it is first run, outside of what held for its forward
+    compile_graph = config.bound(compile_native)
     keeper = Keeper(stored.environment, stored.describe, stored.restore)
     if any(isinstance(x, torch.Tensor) and x.is_cuda for x in example_inputs):
         keeper = replace(keeper, prepare=triton_build.prepare)

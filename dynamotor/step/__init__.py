@@ -45,7 +45,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..api import SPECIAL, compile as compile_
 from ..autograd.aot import aot_compile
 from ..autograd.plain_inputs import with_plain_inputs
-from ..backends import resolve
+from ..backends import compile_native, resolve
 from ..base import extensions
 from ..base.compat import tree_map_only
 from ..base.config import CompileOptions, Mode, Options, config
@@ -53,7 +53,7 @@ from ..base.errors import CaptureError, UsageError
 from ..base.registry import Registry
 from ..capture.frontend import make_dispatcher
 from ..capture.marks import is_compiling
-from ..codegen import compile_aten
+from ..codegen.captured import rewrite_captured
 from ..distributed.averager import Averager, averager_of
 from ..distributed.data_parallel import data_parallel
 from ..distributed.prefetch import has_shards
@@ -157,7 +157,8 @@ def register_step(device: str, function: Callable[..., Callable[..., torch.Tenso
     _of_devices.add(device, function)
 
 
-_OWN = "native", "auto", "eager", "aot_eager"  # backends whose graphs of a step are compiled here
+_LOOP_COMPILER = "native", "auto"
+_OWN = *_LOOP_COMPILER, "eager", "aot_eager"  # backends whose graphs of a step are compiled here
 
 
 def graph_compiler(backend: str | Backend, settings: dict[str, Any]) -> CompileGraph:
@@ -166,8 +167,7 @@ def graph_compiler(backend: str | Backend, settings: dict[str, Any]) -> CompileG
     def compile_graph(graph: torch.fx.GraphModule, info: GraphInfo) -> Callable[..., tuple[Any, ...]]:
         with config.patch(**settings):
             if backend in _OWN:
-                native = backend in ("native", "auto")
-                return compile_aten(graph, info, cuda_graphs=config.cuda_graphs) if native else graph.forward
+                return compile_native(graph, info) if backend in _LOOP_COMPILER else graph.forward
         return _by_backend(resolve(backend), graph, settings)
 
     return compile_graph
@@ -345,6 +345,9 @@ class _Step:
         if sharded:
             whole = "the parameters are sharded (fully_shard): they are updated behind the backward"
         plain, flat = with_plain_inputs(gm, examples)
+        if self.backend in _LOOP_COMPILER:
+            with config.patch(**settings):
+                rewrite_captured(plain, examples if flat is None else flat(examples))
         step = GraphStep(plain, loss_at, self.update, whole, pieces, self._note, settings, self.averager)
         self.graphs.append(step)
         return step if flat is None else lambda *tensors: step(*flat(tensors))

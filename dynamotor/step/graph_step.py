@@ -384,6 +384,8 @@ class GraphStep:
             return self._refuse(
                 code, f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
             )
+        if device.type == "cuda":  # the memory of a step in eager is no use to the program's one block
+            torch.cuda.empty_cache()
         self.growths = 0
         self.programs[self.structure].append((program, reads.lookups()))
         self.bound.append(self._bind(*self.programs[self.structure][-1]))

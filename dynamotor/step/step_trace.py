@@ -20,6 +20,7 @@ from torch import fx
 
 from ..autograd.aot import groups_of
 from ..autograd.calls import no_autocast
+from ..autograd.chunked_loss import with_chunked_losses
 from ..autograd.functional import read
 from ..autograd.joint import check_inputs, plan_outputs, run_torch_graph
 from ..autograd.recipe import OutputPlan
@@ -389,7 +390,7 @@ class _StepTrace:
 
     def forward(self, gm: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Sequence[Any]:
         """The captured graph's results."""
-        results = run_torch_graph(gm, self.recorder, self.feed)
+        results = run_torch_graph(with_chunked_losses(gm, self.graded), self.recorder, self.feed)
         torch.clear_autocast_cache()
         inputs = dict(enumerate(self.feed))
         aliases = {i: tensor.note for i, tensor in inputs.items()}

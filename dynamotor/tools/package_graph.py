@@ -25,8 +25,7 @@ from ..base.config import Settings, config
 from ..base.events import Event, collect
 from ..capture.symbolic_inputs import SizesHold
 from ..codegen import stored
-from ..codegen.flex_attention import fuse_attention
-from ..graph.attention_masks import simplify_attention
+from ..codegen.captured import rewrite_captured
 from ..graph.plain_data import decode, symbols_by_name
 from ..graph.sizes import Guard, ShapeEnv
 from ..graph.tensor_subclass import is_wrapper
@@ -84,8 +83,7 @@ def _built(model: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, 
         keeper = program_cache.Keeper(stored.environment, stored.describe, stored.restore)
         gm, flat = _plainly(gm, inputs)
         inputs, static, env = flat(inputs), static_inputs(gm), gm.meta.get("shape_env")
-        simplify_attention(gm, inputs)  # as native() does, before the graph has a name on disk
-        fuse_attention(gm)
+        rewrite_captured(gm, inputs)  # as native() does, before the graph has a name on disk
         graded = [isinstance(x, torch.Tensor) and x.requires_grad for x in inputs]
         place = program_cache.kept(keeper, gm, inputs, graded, static)
         specs, run, given = program_cache.specs_of(gm, inputs), native(gm, inputs), list(inputs)

@@ -14,6 +14,7 @@ from torch import nn
 
 import dynamotor
 from dynamotor.base.errors import UsageError
+from dynamotor.base.events import counters
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -503,3 +504,43 @@ def test_a_parameter_frozen_while_gradients_accumulate() -> None:
                     optimizer.zero_grad()
         seen.append([p.detach().clone() for p in model.parameters()])
     torch.testing.assert_close(seen[1], seen[0])
+
+
+class Attentive(nn.Module):
+    """A causal mask made of positions and repeated heads, as transformers makes them, below a vocabulary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens, self.query = nn.Embedding(60, 16), nn.Linear(16, 16)
+        self.keys, self.head = nn.Linear(16, 16), nn.Linear(16, 60, bias=False)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x, (batch, length) = self.tokens(ids), ids.shape
+        query = self.query(x).view(batch, length, 4, 4).transpose(1, 2)
+        both = self.keys(x).view(batch, length, 2, 2, 4).transpose(1, 3)
+        key, value = [t[:, :, None].expand(-1, -1, 2, -1, -1).flatten(1, 2) for t in both.unbind(2)]
+        at = torch.arange(length)
+        mask = (at[None, :] <= at[:, None])[None, None].expand(batch, 1, length, length)
+        seen = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+        return self.head(seen.transpose(1, 2).reshape(batch, length, 16))
+
+
+def shifted_loss(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(logits[:, :-1].reshape(-1, logits.shape[-1]), ids[:, 1:].reshape(-1))
+
+
+def test_a_step_understands_masks_and_computes_losses_in_chunks_as_compile_does() -> None:
+    model = Attentive().double()
+    eager = Eager(
+        twin := copy.deepcopy(model), torch.optim.SGD(twin.parameters(), lr=0.1), loss_fn=shifted_loss
+    )
+    with dynamotor.config.patch(chunk_logits_from=0.01):
+        step = dynamotor.compile_step(model, shifted_loss, torch.optim.SGD(model.parameters(), lr=0.1))
+        before = {name: dict(counters[name]) for name in ("attention masks", "losses")}
+        for _ in range(3):
+            ids = torch.randint(0, 60, (4, 17))
+            torch.testing.assert_close(step(ids, ids), eager(ids, ids), rtol=1e-12, atol=1e-12)
+    for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-11, atol=1e-11)
+    assert counters["attention masks"]["causal"] == before["attention masks"].get("causal", 0) + 1
+    assert counters["losses"]["in chunks"] == before["losses"].get("in chunks", 0) + 1

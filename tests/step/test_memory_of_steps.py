@@ -9,7 +9,10 @@ import torch
 from torch import nn
 
 import dynamotor
+from dynamotor.autograd.extract import memory_root
 from dynamotor.base.events import collect
+from dynamotor.step import step_program
+from dynamotor.step.rematerialise import compute_again
 
 pytest.importorskip("triton")
 
@@ -50,6 +53,24 @@ def test_a_step_that_computes_again_trains_as_eager_does():
     texts = trained_beside_eager(model, adamw, torch.randn(4, 8), torch.randn(4, 8))
     gelus = [texts[when].count("aten.gelu.default(") for when in ("before", "after")]
     assert gelus == [2, 4]  # each once more, instead of being kept
+
+
+def test_a_value_is_made_again_behind_its_gradient(monkeypatch):
+    graphs = []
+
+    def noted(gm):
+        compute_again(gm)
+        graphs.append(list(gm.graph.nodes))
+
+    monkeypatch.setattr(step_program, "compute_again", noted)
+    torch.manual_seed(0)
+    trained_beside_eager(
+        Block(), functools.partial(torch.optim.SGD, lr=0.1), torch.randn(4, 8), torch.randn(4, 8)
+    )
+    (nodes,) = graphs
+    (gradient,) = (n for n in nodes if n.target is torch.ops.aten.gelu_backward.default)
+    _, again = (n for n in nodes if n.target is torch.ops.aten.gelu.default)
+    assert nodes.index(memory_root(gradient.args[0])) < nodes.index(again) < nodes.index(gradient)
 
 
 def test_what_a_batch_norm_makes_is_computed_again_from_its_statistics():

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("jax", reason="jax is not installed")
 
 import dynamotor.xla  # noqa: E402, F401
-from dynamotor.xla import metrics  # noqa: E402
+from dynamotor.xla import dispatch, metrics  # noqa: E402
 
 F = torch.nn.functional
 SEEN = torch.tensor([[True] * 5 + [False]] * 5 + [[False] * 6])  # the last row sees nothing
@@ -258,3 +258,34 @@ def test_a_kernel_of_floats_takes_integers_only_where_there_are_none(op, dtype):
     for device in ("cpu", "xla"):
         with pytest.raises(NotImplementedError, match="not implemented for"):
             op(some.to(device), 1)
+
+
+def test_common_layers_are_recorded_whole(monkeypatch):
+    slow = []
+    monkeypatch.setattr(dispatch, "_without_lowering", lambda func, *_: slow.append(func))
+    layers = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 4, 3),
+        torch.nn.BatchNorm2d(4),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(2),
+        torch.nn.GELU(),
+    ).eval()
+    x = torch.randn(2, 3, 9, 9)
+    with torch.no_grad():
+        torch.testing.assert_close(layers.to("xla")(x.to("xla")).cpu(), layers.to("cpu")(x))
+    assert not slow
+
+
+def test_types_and_layouts_of_a_decomposed_op_are_asked_for_once_a_kind(monkeypatch):
+    asked = []
+    check = dispatch.check_types
+    monkeypatch.setattr(dispatch, "check_types", lambda *args: (asked.append(args), check(*args)))
+    x = torch.randn(5, 7)
+    for row in (x, x + 1, x.t(), x.t() * 2):
+        ours, theirs = F.hardswish(row.to("xla")), F.hardswish(row)
+        torch.testing.assert_close(ours.cpu(), theirs)
+        assert ours.stride() == theirs.stride()
+    assert len(asked) == 2  # as rows and as columns
+    for _ in range(2):
+        with pytest.raises(RuntimeError):
+            F.hardswish(torch.ones(3, dtype=torch.int64).to("xla"))

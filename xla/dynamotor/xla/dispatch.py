@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,8 +22,8 @@ from dynamotor.extension_api import Registry, UnsupportedOp, facts, functional_f
 from . import compat, fallback, metrics, tensor, transfer
 from .checks import check_types, check_values, values as value_checks
 from .compat import OpOverload
-from .ir import UNKNOWN, Node, Refused, XlaError, append, record, remember, simple, unpack
-from .layout import of_op, of_result, of_view, strided
+from .ir import UNKNOWN, Node, Refused, XlaError, append, describe, record, remember, simple, unpack
+from .layout import of_op, of_result, of_view, strided, strides_in
 from .lowering import decompositions, find, on_registration
 from .tensor import (
     Alias,
@@ -142,6 +143,11 @@ def _keywords(kwargs: dict[str, Any], args: Any) -> dict[str, Any]:
     }
 
 
+# Of decomposed ops, by the kinds of their arguments: the strides of their results. Types were checked then.
+_layouts: dict[tuple, Any] = {}
+_MOST_LAYOUTS = 4096  # numbers that change are among the kinds
+
+
 def _without_lowering(func: OpOverload, args: tuple, kwargs: dict[str, Any] | None, reason: str) -> Any:
     """Decompose where a decomposition is known, else run on the CPU."""
     decomposition = (
@@ -150,13 +156,11 @@ def _without_lowering(func: OpOverload, args: tuple, kwargs: dict[str, Any] | No
         or compat.decomposition_table.get(func)
     )
     if decomposition is not None:
-        # Composites are PyTorch's own program, which looks at types itself; asking what draws would move the
-        # CPU's generator.
-        if not _is_composite(func) and torch.Tag.nondeterministic_seeded not in func.tags:
-            _check_types(func, args, kwargs or {})
-        result = decomposition(*args, **(kwargs or {}))
+        # Composites are PyTorch's own program, which looks at types itself.
+        by_parts = decomposition if _is_composite(func) else partial(_by_parts, func, decomposition)
+        result = by_parts(*args, **(kwargs or {}))
         if result is not NotImplemented:
-            return result if _is_composite(func) else _laid_out(func, args, kwargs or {}, result)
+            return result
     if _is_composite(func):
         result = func.decompose(*args, **(kwargs or {}))
         if result is not NotImplemented:
@@ -164,23 +168,44 @@ def _without_lowering(func: OpOverload, args: tuple, kwargs: dict[str, Any] | No
     return fallback.run_on_cpu(func, args, kwargs, reason)
 
 
-def _check_types(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> None:
+def _by_parts(func: OpOverload, decomposition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """The result of a decomposition, after the check of the op's types, with the strides of its own kernel."""
     nodes, named = to_nodes(args), _keywords(kwargs, args)
-    leaves = compat.tree_leaves((nodes, named))
-    check_types(func, nodes, named, [leaf.meta for leaf in leaves if type(leaf) is Node])
+    strides = strides_in((*args, *kwargs.values()))
+    key = (
+        id(func),
+        get_default_dtype(),
+        kwargs.get("memory_format"),
+        *strides,
+        *map(describe, (nodes, named)),
+    )
+    # Asking a kernel that draws would move the CPU's generator.
+    if key not in _layouts and torch.Tag.nondeterministic_seeded not in func.tags:
+        leaves = compat.tree_leaves((nodes, named))
+        check_types(func, nodes, named, [leaf.meta for leaf in leaves if type(leaf) is Node])
+    result = decomposition(*args, **kwargs)
+    if result is NotImplemented:
+        return result
+    if key not in _layouts:
+        if len(_layouts) >= _MOST_LAYOUTS:
+            _layouts.clear()
+        _layouts[key] = of_op(func, args, kwargs)
+    return _laid_out(result, _layouts[key])
 
 
-def _laid_out(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any], result: Any) -> Any:
-    """A decomposition's results, with the strides of the op's own kernel."""
-    strides = of_op(func, args, kwargs)
-    flat, tree = compat.tree_flatten(result)
+def _laid_out(result: Any, strides: Any) -> Any:
+    """A decomposition's results, with these strides."""
+    if type(result) is XLATensor and type(strides) is not list:
+        flat, tree = [result], None
+    else:
+        flat, tree = compat.tree_flatten(result)
     strides = strides if type(strides) is list else [strides] * len(flat)
     if UNKNOWN in strides or len(strides) != len(flat):
         return result
     for at, (made, stride) in enumerate(zip(flat, strides)):
         if type(made) is XLATensor and made._alias.stride != stride:
             flat[at] = wrap(new_root(value(made._alias), stride))
-    return compat.tree_unflatten(flat, tree)
+    return flat[0] if tree is None else compat.tree_unflatten(flat, tree)
 
 
 def _is_composite(func: OpOverload) -> bool:

@@ -419,6 +419,11 @@ def mixed_devices(one: Lane, other: Lane) -> XlaError:
     )
 
 
+def describe(args: Any) -> Any:
+    """The kinds of nested arguments with nodes: metas, types, values; a part of keys."""
+    return _describe(args, [], None)
+
+
 def _describe(
     arg: Any, inputs: list[Node], lifted: list[float] | None, literals: frozenset[float] = LITERALS
 ) -> Any:

@@ -87,7 +87,7 @@ def of_result(
     plain = memory_format is None and not strided(args) and not strided(values)
     if plain and instruction.strides is not UNKNOWN:
         return instruction.strides
-    key = (instruction.uid, memory_format, tuple(_strides_in((*args, *values))))
+    key = (instruction.uid, memory_format, tuple(strides_in((*args, *values))))
     found = _results.get(key, UNKNOWN)
     if found is UNKNOWN:
         found = of_op(func, args, kwargs or {})
@@ -99,13 +99,14 @@ def of_result(
     return found
 
 
-def _strides_in(args: Any) -> list[Stride]:
+def strides_in(args: Any) -> list[Stride]:
+    """The strides of the tensors in nested arguments."""
     found: list[Stride] = []
     for arg in args:
         if type(arg) is XLATensor:
             found.append(arg._alias.stride)
         elif type(arg) is list or type(arg) is tuple:
-            found += _strides_in(arg)
+            found += strides_in(arg)
     return found
 
 

@@ -66,11 +66,12 @@ def parts_of(func: Callable[..., Any], *args: Any, out: Any = None, **kwargs: An
     return [jnp.zeros(spec.shape) if spec and 0 in spec.shape else r for r, spec in zip(results, out)]
 
 
-decomposition(aten._native_batch_norm_legit_no_training.default)(
-    lambda x, weight, bias, mean, variance, momentum, eps: aten._native_batch_norm_legit_functional(
-        x, weight, bias, mean, variance, False, momentum, eps
-    )[:3]
-)
+@decomposition(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm_in_inference(x, weight, bias, mean, variance, momentum, eps):
+    # Not by the op, which takes numbers: eps is a tensor while this is traced.
+    functional = compat.decomposition_table[aten._native_batch_norm_legit_functional.default]
+    return functional(x, weight, bias, mean, variance, False, momentum, eps)[:3]
+
 
 for _target in (
     aten.native_layer_norm.default,

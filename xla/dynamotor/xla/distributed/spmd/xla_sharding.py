@@ -17,7 +17,6 @@ import os
 from typing import Any
 
 import torch
-from jax.experimental.shard_alike import shard_alike
 
 from ... import device as _devices, placement
 from ...compat import tree_flatten, tree_unflatten
@@ -29,6 +28,7 @@ from .patched_linear import (  # noqa: F401
     apply_xla_patch_to_nn_linear,
     xla_patched_nn_linear_forward,
 )
+from .shard_alike import shard_alike
 from .xla_sharded_tensor import (  # noqa: F401
     ShardingType,
     XLAShard,
