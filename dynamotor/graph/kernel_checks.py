@@ -148,7 +148,7 @@ def _checks(func: OpOverload) -> tuple[Check, ...]:
     elif about.random and about.writes:
         ask_kernel = ask_nothing
     else:
-        ask_kernel = None if about.data_dependent else ask_dtypes
+        ask_kernel = ask_positions if about.data_dependent else ask_dtypes
     return (*found, ask_kernel) if ask_kernel else tuple(found)
 
 
@@ -181,16 +181,19 @@ def ask_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     tensors = list(tensors_in((args, tuple(kwargs.values()))))
     names = argument_names(func)
-    if "dim" not in names and len(found := {t.dtype for t in tensors}) == 1 and found.pop().is_floating_point:
-        return
     named = dict(zip(names, args)) | kwargs
+    usual = not _has_float_indices(named)
+    found = {t.dtype for t in tensors}
+    if usual and "dim" not in names and len(found) == 1 and found.pop().is_floating_point:
+        return
     dim, rank = named.get("dim"), max([1, *[t.dim() for t in tensors[:1]]])
     if type(dim) is int and not -rank <= dim < rank:
         ask_element(func, args, kwargs)
     dtypes = {t.dtype for t in tensors_in([value for name, value in named.items() if name not in _INDICES])}
     # Nor where LAPACK swaps the rows that numbers name, wherever those are.
     unasked = {"pivots", "LU_pivots"} & named.keys() or (
-        len(dtypes) == 1
+        usual
+        and len(dtypes) == 1
         and next(iter(dtypes)).is_floating_point
         and {t.dtype for t in tensors} - dtypes <= {torch.int64, torch.bool}
     )
@@ -208,6 +211,16 @@ def ask_dtypes(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         return memory.as_strided(numbers(spec.shape), numbers(spec.stride))
 
     ask(func, args, kwargs, spec_at_hints, make)
+
+
+def ask_positions(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """An op whose kernel looks at the values of positions: asked only about those that are no integers."""
+    if _has_float_indices(dict(zip(argument_names(func), args)) | kwargs):
+        ask_dtypes(func, args, kwargs)
+
+
+def _has_float_indices(named: dict[str, Any]) -> bool:
+    return any(t.dtype.is_floating_point for t in tensors_in([named.get(name) for name in _INDICES]))
 
 
 @functools.cache

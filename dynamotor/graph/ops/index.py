@@ -22,6 +22,7 @@ from ..bucket_padding import (
     is_padded,
     untouched,
 )
+from ..kernel_checks import ask_positions
 from ..layouts import (
     dense,
     in_row_major,
@@ -334,4 +335,4 @@ def _item_from_data(count: Any, x: TensorSpec) -> Size:
     return count(lo=max(limits.min, -INFINITY), hi=min(limits.max, INFINITY), of=0)
 
 
-question("index_select", "embedding")(None)  # not worth asking
+question("index_select", "embedding")(ask_positions)

@@ -169,16 +169,10 @@ def _without_lowering(func: OpOverload, args: tuple, kwargs: dict[str, Any] | No
 
 
 def _by_parts(func: OpOverload, decomposition: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """The result of a decomposition, after the check of the op's types, with the strides of its own kernel."""
+    """The result of a decomposition with the strides of the op, whose types are checked first."""
     nodes, named = to_nodes(args), _keywords(kwargs, args)
-    strides = strides_in((*args, *kwargs.values()))
-    key = (
-        id(func),
-        get_default_dtype(),
-        kwargs.get("memory_format"),
-        *strides,
-        *map(describe, (nodes, named)),
-    )
+    key: tuple[Any, ...] = (id(func), get_default_dtype(), kwargs.get("memory_format"))
+    key += (describe(nodes), describe(named), *strides_in((*args, *kwargs.values())))
     # Asking a kernel that draws would move the CPU's generator.
     if key not in _layouts and torch.Tag.nondeterministic_seeded not in func.tags:
         leaves = compat.tree_leaves((nodes, named))
