@@ -33,7 +33,7 @@ $(VENV)/.demo: $(VENV)/.torch requirements-demo.txt
 
 # Wheels for development, while PyTorch is installed; what they depend on is installed with the others.
 $(VENV)/.wheels: $(VENV)/.made requirements-dev.txt
-	$(INSTALL) --no-deps $$(grep == requirements-dev.txt) torchvision==0.28.0 timm==1.0.31
+	$(INSTALL) --no-deps $$(grep '==[^;]*$$' requirements-dev.txt) torchvision==0.28.0 timm==1.0.31
 	touch $@
 
 $(VENV)/.packages: $(VENV)/.demo $(VENV)/.wheels requirements-dev.txt
