@@ -23,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from bench import torchvision_stub
+from bench.decode_weights import SCHEMES, quantise
 from bench.llm_rows import SMALL, model_of
 from bench.measure import quartiles
 from bench.tool import write_json
@@ -83,6 +84,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--positions", default="4096,32768", help="of the row `cache`")
     parser.add_argument("--times", type=int, default=5, help="timed generations")
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument(
+        "--weights", default="", choices=["", *SCHEMES], help="of linear layers, instead of the dtype"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--timeout", type=float, default=300.0, help="seconds that a way may take")
     parser.add_argument("--small", action="store_true", help="two narrow layers, few tokens")
@@ -96,7 +100,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def _in_process(args: argparse.Namespace, row: str, batch: int, way: str) -> dict[str, Any]:
     command = ["decode", "--worker", f"{row}:{batch}:{way}"]
-    for name in ("model", "tokens", "prompt", "positions", "times", "dtype", "device"):
+    for name in ("model", "tokens", "prompt", "positions", "times", "dtype", "device", "weights"):
         command += [f"--{name}", str(getattr(args, name))]
     command += [f"--{name}" for name in ("small", "profile") if getattr(args, name)]
     row_of = {"row": row, "batch": batch, "way": way}
@@ -216,6 +220,7 @@ def _generate(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
     tokens = 8 if args.small else args.tokens
     _, model = model_of(args.model, args.prompt + tokens, SMALL if args.small else {})
     model = model.to(args.device, getattr(torch, args.dtype)).eval()
+    quantise(model, args.weights)
     model.config.use_cache = True
     ids = torch.randint(0, model.config.vocab_size, (batch, args.prompt), device=args.device)
     settings = transformers.GenerationConfig(

@@ -22,8 +22,25 @@ _ONE_B = {
 }
 _EIGHT_B = {**_ONE_B, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 8}
 _EXPERTS = {**_ONE_B, "intermediate_size": 2048, "num_hidden_layers": 8, "num_experts_per_tok": 2}
+_ONE_EIGHTH_B = {
+    "hidden_size": 768,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 4,
+    "vocab_size": 32000,
+}
+_THREE_TENTHS_B = {
+    **_ONE_EIGHTH_B,
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+}
 MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "llama-1.2b": (*_LLAMA, _ONE_B),
+    "llama-125m": (*_LLAMA, _ONE_EIGHTH_B),
+    "llama-300m": (*_LLAMA, _THREE_TENTHS_B),
     "llama-8b-slice": (*_LLAMA, _EIGHT_B),
     "mistral-1b": ("MistralForCausalLM", "MistralConfig", {**_ONE_B, "sliding_window": 1024}),
     "qwen3-1b": ("Qwen3ForCausalLM", "Qwen3Config", {**_ONE_B, "head_dim": 64}),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..lower.index_expr import is_one, is_zero
-from ..lower.ir import Kernel, Reduce, Store, of_kind
+from ..lower.ir import Expr, Kernel, Reduce, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
 from .cpp_kernel import ROW, STREAMED, Emitter, all_exprs, machine_width
@@ -20,6 +20,7 @@ from .cpp_sums import Strips, loses
 MOST = 8  # rows side by side
 LEAST_BLOCKS = 16  # of rows, for threads
 LARGEST = 24  # expressions
+LINE = 64  # bytes that memory delivers at once
 _NO_STREAMS = ("rand", "masked", "scratch", "scan", "acc")
 
 
@@ -81,7 +82,12 @@ class ProductsEmitter(Emitter):
         for r in range(count):
             self._declare(r, group)
 
+        ahead = self._streams() if count == self.together else ()
+
         def emit(scope: CppScope, copy: int | str) -> None:
+            if scope.width > 1:
+                for name in names:
+                    self._fetch_next(ahead, CppScope(scope, [(v, name)]), int(copy) * scope.width, scope)
             for r, name in enumerate(names):
                 one = CppScope(scope, [(v, name)], scope.width, scope.vector)
                 for s in self.sums:
@@ -94,6 +100,27 @@ class ProductsEmitter(Emitter):
         for r, name in enumerate(names):
             self._finish(r, CppScope(group, [(v, name), (ROW, "")]), group)
         return "".join(group.lines)
+
+    def _streams(self) -> list[Expr]:
+        """The loads of the matrix: each row is read once, from its start to its end."""
+        (v,), (lane,) = self.kernel.outer, self.kernel.inner
+        loads = [e for e in all_exprs(self.sums) if e.op == "load"]
+        return [
+            e
+            for e in loads
+            if is_one(e.args[1].coefficient(lane)) and not is_zero(e.args[1].coefficient(v) or 0)
+        ]
+
+    def _fetch_next(self, loads: Sequence[Expr], row: CppScope, element: int, scope: CppScope) -> None:
+        """Fetch the same place of a row of the next block into the second cache: where a row begins, and at
+        each page, the processor has yet to see that one is read. element: of those of a turn of the loop.
+        """
+        for e in loads:
+            buffer, index, memory = e.args
+            if element * memory.itemsize % LINE == 0:
+                index += index.coefficient(self.kernel.outer[0]) * self.together
+                place = f"{self.body.params[buffer]}+{self.body.index(index, row)}"
+                scope.lines.append(f"__builtin_prefetch({place},0,2);")
 
     def _accumulators(self, s: Reduce, r: int) -> Sequence[tuple[str, int]]:
         """The names of a row's accumulators and their lanes, the one without lanes first."""
