@@ -14,7 +14,7 @@ from ..lower.index_expr import Div, Index, Loaded, Mod, Var, is_one, is_zero, ma
 from ..lower.ir import BOOL, F32, Expr, const, walk
 from .cpp_narrow import NarrowLanes
 from .cpp_ops import ADDS_NOTHING, COMPARISONS, TEXT, ctype, literal, operation
-from .lane_conditions import comparisons, same_for_all_lanes
+from .lane_conditions import comparisons, same_for_all_lanes, stays_in_a_block
 from .scopes import Rereads, ValueScope
 
 LOGIC = ("and", "or", "xor", "not")
@@ -41,6 +41,7 @@ class CppScope(ValueScope[tuple[str, int]]):
         self.lines: list[str] = []
         self.closed = closed  # nothing may be moved out of this block (it runs under a condition)
         self.alike: bool = parent is not None and parent.alike  # no lane of the vector is behind a boundary
+        self.aligned: bool = parent is not None and parent.aligned  # vectors begin at multiples of the width
 
     @property
     def loop(self) -> Var:
@@ -205,6 +206,9 @@ class CppBody:
         step = step_along(index, scope) if width > 1 else 1
         if is_one(step):
             return f"ldb<{result}>({at})" if e.dtype is BOOL else f"ld<{result}>({at})"
+        if type(step) is int and step == 0:
+            bits = "b" * (e.dtype is BOOL)
+            return f"bc<{result}>(ld{bits}<{ctype(e.dtype, 1)}>({at}))"
         if step == -1 and e.dtype is not BOOL:
             return f"ldr<{result}>({at})"
         if type(step) is int and step == 2 and e.dtype is not BOOL:
@@ -341,8 +345,13 @@ def step_along(index: Index, scope: CppScope) -> Dim | None:
     rest steps as the position does, and its quotient stays.
     """
     step = index.coefficient(scope.loop)
-    if step is not None or not scope.alike:
+    if step is not None:
         return step
+    divided = [a for a in index.terms if isinstance(a, Div | Mod) and scope.loop in a.base.vars()]
+    if not scope.alike and not (
+        scope.aligned and all(stays_in_a_block(a, scope.loop, scope.width) for a in divided)
+    ):
+        return None
     step = index.terms.get(scope.loop, 0)
     for atom, c in index.terms.items():
         if isinstance(atom, Loaded) and scope.loop in atom.expr.vars:

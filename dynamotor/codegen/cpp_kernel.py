@@ -353,6 +353,7 @@ class Emitter:
             for n, copy in enumerate(copies):
                 at = f"{name}_{copy}" if len(copies) > 1 else name
                 scope = CppScope(parent, [(v, at), *extra], width, v if width > 1 else None)
+                scope.aligned = width > 1  # limits are multiples of BLOCK
                 emit(scope, copy)
                 block = "".join(scope.lines)
                 blocks += f"{{const i64 {at}={name}+{n * width};{block}}}" if len(copies) > 1 else block

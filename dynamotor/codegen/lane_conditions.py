@@ -7,7 +7,7 @@ True
 from __future__ import annotations
 
 from ..graph.sizes import divides
-from ..lower.index_expr import Index, Var, is_one
+from ..lower.index_expr import Div, Index, Mod, Var, is_one
 from ..lower.ir import Expr
 
 
@@ -42,3 +42,12 @@ def same_for_all_lanes(condition: Expr, vector: Var, width: int) -> bool:
     others = all(divides(width, c) for atom, c in position.terms.items() if atom is not vector)
     end = bound.args[0] if bound.op == "const" else bound.args[0].const
     return others and divides(width, end - position.const)
+
+
+def stays_in_a_block(atom: Div | Mod, vector: Var, width: int) -> bool:
+    """Whether no vector crosses a multiple of the divisor, where vectors begin at multiples of the width."""
+    step = atom.base.terms.get(vector, 0)
+    if type(step) is not int or step <= 0 or not atom.base.is_affine:
+        return False
+    others = (c for other, c in atom.base.terms.items() if other is not vector)
+    return all(divides(step * width, n) for n in (atom.n, atom.base.const, *others))

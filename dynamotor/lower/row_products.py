@@ -132,6 +132,8 @@ def _sums(
         total = None
         for start, weights in enumerate(columns):
             factors = wide(_every(graph, row, period, start))
+            if convert and period > 1 and factors.target is aten.slice.Tensor:
+                factors = call(graph, aten.clone.default, factors)  # each program loads whole vectors of it
             if convert and factors.op == "call_function":
                 factors.meta[IN_MEMORY] = True
             products = call(graph, aten.mul.Tensor, weights, call(graph, aten.unsqueeze.default, factors, 1))

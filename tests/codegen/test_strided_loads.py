@@ -40,3 +40,19 @@ def test_bits_of_moved_halves_are_kept():
     moved = dynamotor.compile(lambda x: (torch.cat([x, x]), -x, x.abs(), x.flip(0)))(bits)
     for got, want in zip(moved, (torch.cat([bits, bits]), -bits, bits.abs(), bits.flip(0)), strict=True):
         assert torch.equal(got.view(torch.int16), want.view(torch.int16))
+
+
+@pytest.mark.parametrize(("group", "whole"), [(16, True), (64, True), (24, False), (8, False)])
+@pytest.mark.parametrize("offset", [0, 3])
+def test_a_number_of_a_group_is_loaded_once_for_a_vector_inside_of_it(group, whole, offset):
+    """A vector that begins at a multiple of its lanes is in one group where the lanes divide the group."""
+    columns = 6 * group - offset
+    x, s = torch.randn(40, columns), torch.randn(40, 6, 1)
+
+    def f(x, s):
+        return (x * s.expand(40, 6, group).reshape(40, 6 * group)[:, offset:]).relu()
+
+    text = str(dynamotor.lower(f, x, s).code)
+    if whole and not offset:
+        assert "else" not in text and "ldg" not in text
+    torch.testing.assert_close(dynamotor.compile(f)(x, s), f(x, s), rtol=0, atol=0)
