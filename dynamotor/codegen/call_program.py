@@ -38,7 +38,7 @@ from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
 from ..lower.extern import may_alias
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import cpp_build, memory
-from . import attend_cpp, checked, cpp, cpp_family, externs
+from . import attend_cpp, checked, cpp, cpp_family, externs, product_cpp
 
 _view: Callable[..., torch.Tensor] = compat.reinterpret_tensor
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory, at least
@@ -420,18 +420,25 @@ class Writer:
         table[name], self.labels[name] = row, label
         return name
 
-    def own_kernel(self, step: ExternStep) -> tuple[cpp.CFunction, list[str], list[Dim]] | None:
+    def own_kernel(self, step: ExternStep) -> product_cpp.Own | None:
         """A function that is an op's kernel here, with the buffers and numbers that it is given."""
-        return attend_cpp.kernel(step) if step.target is torch.ops.dynamotor.attend.default else None
+        if step.target is torch.ops.dynamotor.attend.default:
+            return product_cpp.Own(*attend_cpp.kernel(step))
+        name = step.outs[0] if step.out_variant is not None else None
+        return product_cpp.kernel(step, BufRef.whole(self.program.buffers[name])) if name else None
+
+    def _launch(self, own: product_cpp.Own) -> str:
+        """The call of an op's own kernel."""
+        self.functions.setdefault(own.function.name, own.function)
+        fixed = not is_symbolic(own.numbers)
+        row = (own.function.name, len(own.buffers), tuple(map(int, own.numbers)) if fixed else ())
+        name = self.named(self.kernels, row, f"dynamotor::{own.function.name}")
+        return f"{name}({', '.join((*own.buffers, *([] if fixed else map(str, own.numbers))))})"
 
     def extern(self, step: ExternStep) -> Iterator[str]:
-        if (own := self.own_kernel(step)) is not None:
-            function, buffers, given = own
-            self.functions.setdefault(function.name, function)
-            fixed = not is_symbolic(given)
-            row = (function.name, len(buffers), tuple(map(int, given)) if fixed else ())
-            name = self.named(self.kernels, row, f"dynamotor::{function.name}")
-            yield f"{name}({', '.join((*buffers, *([] if fixed else map(str, given))))})  # {step.target}"
+        own = self.own_kernel(step)
+        if own is not None and not own.condition:
+            yield f"{self._launch(own)}  # {step.target}"
             return
         stem, callee = externs.callee_of(step)
         outs = [name if name and self._is_read(name, step) else "_" for name in step.outs]
@@ -448,7 +455,9 @@ class Writer:
             outs[k] = self.unique("none")
         if is_custom(step.target) and externs.returns_many(step.target):
             call = f"{self.constant('as_many', functools.partial(_as_many, step))}({call})"
-        if step.out_variant is not None or not outs or outs == ["_"]:
+        if own is not None:
+            yield f"{self._launch(own)} if {own.condition} else {call}"
+        elif step.out_variant is not None or not outs or outs == ["_"]:
             yield call + note
         elif len(outs) == 1 and not absent and not externs.returns_many(step.target):
             yield f"{outs[0]} = {self._expected(outs[0], step)}({call}){note}"

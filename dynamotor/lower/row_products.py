@@ -23,9 +23,9 @@ from ..graph.spec import GraphInfo, TensorSpec, aten, numel
 from .lowering import lowerings
 from .realize import IN_MEMORY, READ_ONCE
 
-# The most rows, by type of the product. Beyond them a library's blocks of registers are worth more: on a CPU
-# oneDNN's instructions for bfloat16 from few rows on.
-ROWS_CPU = {torch.float32: 4, torch.bfloat16: 2, torch.float16: 4}
+# The most rows, by type of the product. Beyond them blocks of registers are worth more
+# (codegen/product_cpp.py); for weights in bytes a library's, with instructions for bfloat16 from few rows on.
+ROWS_CPU = {torch.float32: 2, torch.bfloat16: 2, torch.float16: 2}
 NARROW_CPU = {torch.float32: 8, torch.bfloat16: 2, torch.float16: 4}  # of weights in bytes
 ROWS_GPU = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 1)
 LEAST = 1 << 16  # weights; below, a call costs more than their memory

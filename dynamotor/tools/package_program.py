@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import ast
 import itertools
+import operator
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -31,7 +33,9 @@ from ..codegen.call_program import Expected, Listing
 from ..codegen.externs import Callee
 from ..codegen.folded import as_compiled
 from ..graph.plain_data import decode, decode_graph, symbols_by_name
-from ..graph.sizes import Dim, Size
+from ..graph.shapes import infer_spec
+from ..graph.sizes import Dim, ShapeEnv, Size, hint, maximum, minimum
+from ..graph.spec import TensorSpec
 from .entry import ArgumentChecks, TensorFacts, name_of
 from .package_graph import Built
 from .package_weights import Weights
@@ -328,12 +332,27 @@ class _Text:
 
     last: ast.stmt
     sized: dict[str, Any]  # of results whose sizes differ between calls, shape and strides
+    made: dict[str, tuple[ast.expr, ast.expr, torch.dtype] | TensorSpec]  # the layouts of new tensors
 
     def __init__(
         self, steps: Steps, listing: Listing, constants: dict[str, Any], libraries: dict[str, int]
     ) -> None:
         self.steps, self.listing, self.constants, self.libraries = steps, listing, constants, libraries
-        self.sized = {}
+        self.sized, self.made = {}, {}
+
+    def spec_of(self, name: str, env: ShapeEnv) -> TensorSpec:
+        """The layout of a new tensor, its sizes as sizes."""
+        found = self.made.get(name)
+        if found is None:
+            raise NotFlat(f"a view of {name}, whose layout its program does not say")
+        if isinstance(found, TensorSpec):
+            return found
+        known: dict[str, Any] = {symbol.name: Size({(symbol,): 1}, env) for symbol in env.symbols}
+        known |= {"floordiv": operator.floordiv, "mod": operator.mod}
+        known |= {"min": partial(minimum, env), "max": partial(maximum, env)}
+        *sizes, dtype = found
+        shape, stride = (eval(ast.unparse(node), {"__builtins__": {}}, known) for node in sizes)
+        return TensorSpec(shape, stride, dtype)
 
     def value(self, node: ast.expr) -> Any:
         """The meaning of an expression; views and copies are steps of their own."""
@@ -364,6 +383,12 @@ class _Text:
                 pass  # moves what Python's autograd counts
             case ast.Expr(ast.Call() as call):
                 self.call(call, [])
+            case ast.Expr(ast.IfExp(ast.Compare(_, _, [size, most]), ast.Call() as few, ast.Call() as more)):
+                self.call(more, [])  # its last step is the call, those before make its views
+                library = self.steps.lines.pop()
+                self.steps.step("either", self.value(size), self.value(most))
+                self.call(few, [])
+                self.steps.lines.append(library)
             case ast.Assign([ast.Name(name)], ast.Call() as call):
                 self.call(call, [name])
             case ast.Assign([ast.Tuple(names)], ast.Call() as call):
@@ -387,12 +412,14 @@ class _Text:
         elif name in ("new", "take"):
             shape, stride = map(self.value, call.args[:2] if name == "new" else call.args[1:])
             kind = call.args[2] if name == "new" else checked(ast.Tuple, call.args[0]).elts[1]
+            self.made[names[0]] = (*call.args[name == "take" :][:2], self.value(kind))
             self.steps.step("new", self.steps.slot(names[0]), *layout(shape, stride, self.value(kind)))
         elif type(stands_for) is Expected:
             if isinstance(call.args[0], ast.Call):
                 self.call(call.args[0], names)
             if not stands_for.planned:
                 spec, slot = stands_for.spec, names[0] if names else checked(ast.Name, call.args[0]).id
+                self.made[slot] = spec
                 shape, stride = self.sized.get(name, (spec.shape, spec.stride))
                 self.steps.step("expect", self.steps.slots[slot], *layout(shape, stride, spec.dtype))
         elif type(stands_for) is Callee and not stands_for.row_major:
@@ -567,18 +594,45 @@ def _result(
     """
     assert isinstance(text.last, ast.Return) and isinstance(text.last.value, ast.Tuple)
     NotFlat.when(plan.kind == "constant", "a result that its graph does not compute")
-    NotFlat.when(bool(plan.steps and steps.numbers), "a result that is a view, of sizes that differ")
     if plan.kind == "input":
         if not plan.steps:
             return checked(Register, slots[plan.index])
         base = built.inputs[plan.index]
         NotFlat.when(base.dtype is not out.dtype, "a result that is a view of another dtype")
+        if steps.numbers:
+            return _view(steps, slots[plan.index], built.specs[plan.index], plan, built, out)
         offset = out.storage_offset() - base.storage_offset()
         return steps.view(slots[plan.index], None, out.shape, out.stride(), offset)
     expression = text.last.value.elts[plan.index]
     slot = text.value(expression)
     if type(slot) is not Register or plan.steps and isinstance(expression, ast.Call):
         raise NotFlat(f"the result {ast.unparse(expression)}")
+    if plan.steps and steps.numbers:
+        spec = text.spec_of(checked(ast.Name, expression).id, built.env)
+        return _view(steps, slot, spec, plan, built, out)
     if plan.steps:
         slot = steps.view(slot, out.dtype, out.shape, out.stride(), out.storage_offset())
     return slot
+
+
+def _view(
+    steps: Steps, base: Register, spec: TensorSpec, plan: OutputPlan, built: Built, out: torch.Tensor
+) -> Register:
+    """The slot of a view whose sizes differ between calls: its ops' rules give them, as at the capture."""
+    start, asked = spec.offset, len(built.env.guards)
+    found: Any = spec  # or several, of which a step takes one
+    for op, args, kwargs, _ in plan.steps:
+        found = (
+            infer_spec(op, (found, *args), kwargs) if isinstance(op, compat.OpOverload) else op(found, *args)
+        )
+    spec = checked(TensorSpec, found)
+    for guard in built.env.guards[asked:]:
+        steps.step("holds", guard.kind, steps.size(guard.expr), guard, "does not hold")
+    offset = spec.offset - start
+    NotFlat.when(
+        [*map(hint, (*spec.shape, *spec.stride))] != [*out.shape, *out.stride()]
+        or spec.dtype is not out.dtype,
+        "a result that is a view of another layout",
+    )
+    sizes = steps.sizes(spec.shape), steps.sizes(spec.stride)
+    return steps.view(base, spec.dtype, *sizes, steps.size(offset))

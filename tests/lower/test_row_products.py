@@ -161,7 +161,7 @@ def test_weights_of_a_module_are_read_where_they_are(dtype, narrow):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "rows"), [(torch.float32, 4), (torch.bfloat16, 2), (torch.float16, 4)], ids=str
+    ("dtype", "rows"), [(torch.float32, 2), (torch.bfloat16, 2), (torch.float16, 2)], ids=str
 )
 def test_few_rows_times_weights_in_memory_are_sums(dtype, rows):
     w = torch.randn(512, 512, dtype=dtype)

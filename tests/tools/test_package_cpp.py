@@ -421,7 +421,17 @@ def written(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return shown.mul_(2), y, shown[1:] + 1, y.t() @ x.t()
 
 
-@pytest.mark.parametrize("model", [halves, quotients, written])
+def shown(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    made = (x @ y).relu()
+    flat = made.view(-1)[x.shape[0] :]
+    return made[:, -1], made.t(), flat, made[x.shape[0] // 2 :], made[:-1, 1], made.sort(1)[0][1:]
+
+
+def shown_of_arguments(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return x.t(), y[:, y.shape[1] // 3 :], x.unsqueeze(0).expand(3, -1, -1), x.view(-1)[::2], y[1]
+
+
+@pytest.mark.parametrize("model", [halves, quotients, written, shown, shown_of_arguments])
 def test_sizes_are_computed_as_in_python(library: Any, tmp_path: Path, model: Callable[..., Any]) -> None:
     args = torch.randn(7, 4), torch.randn(4, 5)
     path = tmp_path / "x.dm"
@@ -442,6 +452,25 @@ def test_sizes_are_computed_as_in_python(library: Any, tmp_path: Path, model: Ca
         torch.testing.assert_close(found, args)
         taken += 1
     assert taken > 2
+    loaded.unload()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_few_rows_take_the_kernel_and_more_the_library(
+    library: Any, tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """As in Python, so that the bits are the same."""
+    model = torch.nn.Sequential(torch.nn.Linear(512, 300), torch.nn.Linear(300, 512, bias=False)).to(dtype)
+    x = torch.randn(7, 512).to(dtype)
+    dynamotor.export(model.requires_grad_(False), (x,), dynamic_shapes=({0: "n"},)).package(tmp_path / "x.dm")
+    with zipfile.ZipFile(tmp_path / "x.dm") as file:
+        assert file.read("steps.txt").count(b"\neither ") == 2
+    loaded, in_python = Loaded.of(library, tmp_path / "x.dm"), dynamotor.load(tmp_path / "x.dm")
+    for n in (7, 2, 24, 25, 16, 17, 40):
+        x = torch.randn(n, 512).to(dtype)
+        torch.testing.assert_close(loaded(x), [in_python(x)], rtol=0, atol=0)
+        exact = copy.deepcopy(model).double()(x.double())
+        assert (in_python(x) - exact).abs().max() <= 1.5 * (model(x) - exact).abs().max() + 1e-6
     loaded.unload()
 
 

@@ -492,6 +492,7 @@ struct Program {
     Ints numbers, latest;  // the sizes that differ between calls, and those of the latest call
     std::vector<Step> sizing, steps;
     std::vector<int64_t> results;
+    size_t omitted = 0;  // the step that the sizes of this call choose another one for
     bool asks_strides = false;  // the program looks at its arguments' strides, also of dimensions of size 1
     bool once = true;
 
@@ -773,6 +774,14 @@ Program::Step Program::step_of(const std::string &name, Words &words) {
             if (out_of_range) throw Error("index out of range in self");
         };
     }
+    if (name == "either") {  // the next step up to a size, the one behind it for others
+        const Size size = words.size();
+        const int64_t most = words.next<int64_t>();
+        return [size, most, next = steps.size() + 1](Program &self) {
+            const int64_t value = self.at(size);
+            self.omitted = 0 < value && value <= most ? next + 1 : next;
+        };
+    }
     if (name == "call") return call_of(words);
     if (name == "convolution") return convolution_of(words);
     if (name == "product") {
@@ -969,7 +978,9 @@ dynamotor_results *Program::run(const dynamotor_tensor *given, size_t n) {
     for (size_t k = 0; k < n; k++) take_argument(k, given[k]);
     check_memory();
     const WithoutGrad quiet(torch);
-    for (const Step &step : steps) step(*this);
+    omitted = steps.size();
+    for (size_t k = 0; k < steps.size(); k++)
+        if (k != omitted) steps[k](*this);
     for (const auto &[k, to] : written_copies) copy(slot(argument_slots[k]), to);
     auto found = std::make_unique<dynamotor_results>();
     for (int64_t number : results) {

@@ -1,0 +1,101 @@
+"""Products of a few rows whose number is known at the call: beside float64, and which call takes which kernel."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import dynamotor
+from dynamotor.base.config import config
+from dynamotor.codegen import cpp, cpp_kernel
+from dynamotor.codegen.product_cpp import MOST
+
+TYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def near(got, x, w, bias=None):
+    """got is as near to float64 as the type allows, and laid out as eager's result."""
+    want = F.linear(x.double(), w.double(), None if bias is None else bias.double())
+    eager = F.linear(x, w, bias)
+    assert (got.dtype, got.shape, got.stride()) == (eager.dtype, eager.shape, eager.stride())
+    unit = {torch.float32: 1e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[x.dtype]
+    size = (x.double().abs() @ w.double().t().abs()).clamp(min=1)
+    assert ((got.double() - want).abs() <= unit * want.abs() + 1e-6 * size).all()
+
+
+def launched(f, x, *rest):
+    dynamotor.mark_dynamic(x, 0)
+    return str(dynamotor.lower(f, x, *rest).call_program)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("k", "n"), [(512, 512), (515, 303), (1, 70000), (2113, 33)])
+@pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
+def test_any_number_of_rows(dtype, k, n, biased):
+    generator = torch.Generator().manual_seed(k)
+    w = torch.randn(n, k, generator=generator).to(dtype)
+    bias = torch.randn(n, generator=generator).to(dtype) if biased else None
+    compiled = dynamotor.compile(lambda x: F.linear(x, w, bias))
+    with torch.no_grad():
+        for rows in (3, 2, 4, 5, 7, 8, 13, MOST[dtype], MOST[dtype] + 1, 1, 0):
+            x = torch.randn(rows, k, generator=generator).to(dtype)
+            dynamotor.mark_dynamic(x, 0)
+            near(compiled(x), x, w, bias)
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_any_instruction_set(dtype, isa, monkeypatch):
+    if not cpp_kernel.ISAS[isa].is_here:
+        pytest.skip(f"this processor has no {isa}")
+    monkeypatch.setattr(cpp, "_memo", {})
+    x, w = torch.randn(6, 523).to(dtype), torch.randn(131, 523).to(dtype)
+    with config.patch(isa=isa), torch.no_grad():
+        near(dynamotor.compile(lambda x, w: F.linear(x, w), dynamic=False)(x, w), x, w)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_views_of_weights_and_of_rows(dtype):
+    x, w = torch.randn(5, 3, 600).to(dtype)[:, 1, 17:], torch.randn(400, 700).to(dtype)[30:, 60:643]
+    dynamotor.mark_dynamic(x, 0)
+    with torch.no_grad():
+        near(dynamotor.compile(lambda x, w: F.linear(x, w))(x, w), x, w)
+
+
+def test_threads_share_the_weights():
+    x, w = torch.randn(6, 512), torch.randn(1021, 512)
+    dynamotor.mark_dynamic(x, 0)
+    torch.set_num_threads(3)
+    try:
+        with torch.no_grad():
+            near(dynamotor.compile(lambda x, w: F.linear(x, w))(x, w), x, w)
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_the_call_chooses_by_the_number_of_rows():
+    w = torch.randn(512, 512)
+    text = launched(lambda x, w: F.linear(x, w), torch.randn(4, 512), w)
+    assert f"if 0 < s0 <= {MOST[torch.float32]} else mm(" in text
+    text = str(dynamotor.lower(lambda x, w: F.linear(x, w), torch.randn(4, 512), w).call_program)
+    assert "mm" in text and " else " not in text, "a fixed number"
+    for w in (torch.randn(512, 512).t(), torch.randn(64, 512), torch.randn(512, 512).double()):
+        text = launched(lambda x, w: F.linear(x, w), torch.randn(4, 512).to(w.dtype), w)
+        assert " else " not in text, "columns of weights, few weights, doubles"
+
+
+def test_numbers_that_are_not_finite_stay_so():
+    x, w = torch.randn(4, 512), torch.randn(512, 512)
+    x[0, 3], x[1, 5], w[7, 9] = torch.inf, torch.nan, -torch.inf
+    got = dynamotor.compile(lambda x, w: F.linear(x, w), dynamic=False)(x, w)
+    want = F.linear(x.double(), w.double())
+    assert torch.equal(got.isnan(), want.isnan()) and torch.equal(got.isinf(), want.isinf())
+
+
+def test_gradients_of_few_rows():
+    x, w = (torch.randn(n, 512, requires_grad=True) for n in (5, 300))
+    dynamotor.mark_dynamic(x, 0)
+    f = lambda x, w: F.linear(x, w).sin().sum()  # noqa: E731
+    got = torch.autograd.grad(dynamotor.compile(f)(x, w), (x, w))
+    want = torch.autograd.grad(f(x.double(), w.double()), (x, w))
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
