@@ -40,7 +40,7 @@ from ..graph.tensor_subclass import WrapperSpec
 from .breaks import unsupported
 from .graph_builder import GraphBuilder
 from .guards import BYTES, Answer, ConstEquals, Guard, IdIs, TensorIs, TensorMatch, first_failure
-from .source import Arg, Const, DictItem, Missing, SizeOf, Source, StrideOf
+from .source import Arg, Const, DictItem, Missing, SeqItem, SizeOf, Source, StrideOf
 
 _OF_NUMPY = (np.float64, np.int64)  # numbers that may be inputs (values/number.py)
 DIM_NAMES = "_dynamotor_dim_names"  # the attribute of a tensor with names of marked dimensions
@@ -148,6 +148,8 @@ class SizePolicy:
                     (type(row.value),) if number else _OF_NUMPY
                 ):
                     self.varying.add(row.source)
+            elif kind is ConstEquals and type(row.value) is torch.Size:
+                self.varying.update(_other_items(row, args))
             elif kind is SizesHold:
                 self.apart.update(row.told_apart(args))
         others = {row.source for row in guards if type(row) in (IdIs, TensorIs) and not row.check(args)}
@@ -186,6 +188,18 @@ class SizePolicy:
 def _is_of_another(row: Any, args: tuple[Any, ...]) -> bool:
     """Whether a row binds an object that another module has instead, or that no module has any more."""
     return type(row) in (IdIs, TensorIs) and (getattr(row, "is_gone", False) or not row.check(args))
+
+
+def _other_items(row: ConstEquals, args: tuple[Any, ...]) -> Iterator[Source]:
+    """The items in which a `torch.Size` differs from the guarded one of as many."""
+    try:
+        value = row.source.fetch(args)
+    except Missing:
+        return
+    if type(value) is torch.Size and len(value) == len(row.value):
+        for i, (now, then) in enumerate(zip(value, row.value, strict=True)):
+            if now != then:
+                yield SeqItem(row.source, i)
 
 
 def _differing(row: TensorMatch, value: Any) -> Iterator[Source]:

@@ -301,7 +301,7 @@ def _wrap_module(trace: Trace, source: Source, obj: types.ModuleType) -> Value:
     return PythonModule(trace, obj, source)
 
 
-@wrap_rule(torch.dtype, torch.device, torch.Size, torch.layout, torch.memory_format, range, types.CodeType)
+@wrap_rule(torch.dtype, torch.device, torch.layout, torch.memory_format, range, types.CodeType)
 def _wrap_constant(trace: Trace, source: Source, obj: Any) -> Value:
     trace.reader.guard(ConstEquals(source, obj))
     return Constant(obj, source)

@@ -22,7 +22,9 @@ from ...graph.data_sizes import holds
 from ...graph.nested_size import NestedSize
 from ...graph.sizes import Size, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
-from .base import ResultEmitter, Trace, Value, find_rule, run_rule, size_rules
+from ..guards import ConstEquals, Length, TypeIs
+from ..source import SeqItem, Source
+from .base import ResultEmitter, Trace, Value, find_rule, run_rule, size_rules, wrap_rule
 from .constant import Constant, Number
 from .containers import SequenceValue, TupleValue
 from .jagged_size import NestedSizeValue
@@ -243,6 +245,18 @@ class SizesValue(TupleValue):
 
     def reconstruct(self, emitter: ResultEmitter) -> str:
         return f"{emitter.constant(torch.Size)}({super().reconstruct(emitter)})"
+
+
+@wrap_rule(torch.Size)
+def _wrap_sizes(trace: Trace, source: Source, obj: torch.Size) -> Value:
+    """A constant, until one of its sizes has differed between calls: a shape is handed on behind a graph break."""
+    items = [SeqItem(source, i) for i in range(len(obj))]
+    if not any(map(trace.sizes.policy.varies, items)):
+        trace.reader.guard(ConstEquals(source, obj))
+        return Constant(obj, source)
+    trace.reader.guard(TypeIs(source, torch.Size))
+    trace.reader.guard(Length(source, len(obj)))
+    return SizesValue(map(trace.wrap, items, obj), source, obj, trace)
 
 
 def size_value(trace: Trace, number: Any) -> Value:
