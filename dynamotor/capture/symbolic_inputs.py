@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -196,10 +197,9 @@ def _other_items(row: ConstEquals, args: tuple[Any, ...]) -> Iterator[Source]:
         value = row.source.fetch(args)
     except Missing:
         return
-    if type(value) is torch.Size and len(value) == len(row.value):
-        for i, (now, then) in enumerate(zip(value, row.value, strict=True)):
-            if now != then:
-                yield SeqItem(row.source, i)
+    pairs = list(zip_longest(value, row.value)) if type(value) is torch.Size else []
+    if not any(None in pair for pair in pairs):
+        yield from (SeqItem(row.source, i) for i, (now, then) in enumerate(pairs) if now != then)
 
 
 def _differing(row: TensorMatch, value: Any) -> Iterator[Source]:

@@ -17,6 +17,7 @@ from ..base.config import config
 from ..graph.sizes import Dim, Size, hint, known
 from ..graph.spec import aten
 from ..lower.program import BufRef, ExternStep
+from ..lower.row_products import MOST_BYTES
 from .cpp import CFunction
 from .cpp_kernel import PARALLEL_WORK, machine_width
 
@@ -24,10 +25,11 @@ LEAST = 1 << 16  # weights
 # The most rows, by type: beyond, a library's order of the weights pays.
 MOST = {torch.float32: 24, torch.bfloat16: 16, torch.float16: 32}
 _TYPES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
+_BYTES = {torch.int8: "i8", torch.uint8: "u8"}
 
 _TEXT = """
 namespace {{ namespace {name}_ {{
-typedef F{width} V; typedef {kind} T;
+typedef F{width} V; typedef {kind} T; typedef {weight} U; // of x and of the weights
 enum {{W={width}, ROWS=4, MOST=4, STRIP=64}};  // rows of weights and of x in registers
 #define WHOLE _Pragma("GCC unroll 16")
 #if defined(__AVX512BF16__) && {width}==16
@@ -35,21 +37,25 @@ enum {{DOTS=__is_same(T,bf16)}};
 typedef short Q __attribute__((vector_size(64)));
 INL Q pairs(const void*p){{
  typedef short U __attribute__((vector_size(64),aligned(2),may_alias)); return *(const U*)p; }}
+INL Q converted(V low,V high){{ Q r; asm("vcvtne2ps2bf16 %2,%1,%0":"=v"(r):"v"(high),"v"(low)); return r; }}
 INL V dots(V a,Q x,Q y){{ asm("vdpbf16ps %2,%1,%0":"+v"(a):"v"(x),"v"(y)); return a; }}
 #else
 enum {{DOTS=0}};
 struct Q {{}};
 INL Q pairs(const void*){{ return Q(); }}
+INL Q converted(V,V){{ return Q(); }}
 INL V dots(V a,Q,Q){{ return a; }}
 #endif
+INL Q weights(const U*w){{ if constexpr(__is_same(U,T)) return pairs(w);
+ else return converted(ld<V>(w),ld<V>(w+W)); }}
 // R rows of weights times M rows of x. next: bytes to a place that is fetched on the way; 0: none.
-template<int R,int M> static void block(const T*w,i64 ws,const T*x,i64 xs,const T*bias,i64 bs,T*out,i64 os,
+template<int R,int M> static void block(const U*w,i64 ws,const T*x,i64 xs,const T*bias,i64 bs,T*out,i64 os,
  i64 k,i64 next){{
  enum {{S=DOTS?2*W:W}}; V total[R][M]={{}}; float rest[R][M]={{}}; i64 e=0;
  while(e+S<=k){{ V a[R][M]={{}}; const i64 stop=e+STRIP*S<k?e+STRIP*S:k;
   for(;e+S<=stop;e+=S){{
    if(next) WHOLE for(int r=0;r<R;r++) __builtin_prefetch((const char*)(w+r*ws+e)+next,0,2);
-   if constexpr(DOTS){{ Q y[R]; WHOLE for(int r=0;r<R;r++) y[r]=pairs(w+r*ws+e);
+   if constexpr(DOTS){{ Q y[R]; WHOLE for(int r=0;r<R;r++) y[r]=weights(w+r*ws+e);
     WHOLE for(int m=0;m<M;m++){{ const Q z=pairs(x+m*xs+e);
      WHOLE for(int r=0;r<R;r++) a[r][m]=dots(a[r][m],y[r],z); }}
    }} else {{ V y[R]; WHOLE for(int r=0;r<R;r++) y[r]=ld<V>(w+r*ws+e);
@@ -60,7 +66,7 @@ template<int R,int M> static void block(const T*w,i64 ws,const T*x,i64 xs,const 
   rest[r][m]=fma_(ld<float>(w+r*ws+e),ld<float>(x+m*xs+e),rest[r][m]);
  for(int r=0;r<R;r++) for(int m=0;m<M;m++)
   st<T>(out+m*os+r,hsum(total[r][m])+rest[r][m]+(bias?ld<float>(bias+r*bs):0.f)); }}
-template<int R> static void rows(const T*w,i64 ws,const T*x,i64 xs,const T*bias,i64 bs,T*out,i64 os,
+template<int R> static void rows(const U*w,i64 ws,const T*x,i64 xs,const T*bias,i64 bs,T*out,i64 os,
  i64 k,i64 m,i64 next){{
  const i64 turns=(m+MOST-1)/MOST,each=turns?(m+turns-1)/turns:0;
  for(i64 i=0,n;i<m;i+=n){{ const T*a=x+i*xs; T*o=out+i*os; const i64 ahead=i?0:next; n=m-i<each?m-i:each;
@@ -73,11 +79,11 @@ template<int R> static void rows(const T*w,i64 ws,const T*x,i64 xs,const T*bias,
 // Numbers: rows of x, their length, rows of weights; offset and step of x, weights, bias and result.
 extern "C" void {name}(void**p,const i64*n){{ using namespace {name}_;
  const i64 m=n[0],k=n[1],count=n[2],tasks=(count+ROWS-1)/ROWS,xs=n[4],ws=n[6],bs=n[8],os=n[10];
- const T*x=(const T*)p[0]+n[3],*w=(const T*)p[1]+n[5],*bias={biased}?(const T*)p[2]+n[7]:0;
+ const T*x=(const T*)p[0]+n[3],*bias={biased}?(const T*)p[2]+n[7]:0; const U*w=(const U*)p[1]+n[5];
  T*out=(T*)p[{result}]+n[9];
  over(tasks>1&&m*k*count>{work},tasks,{fixed},[=](i64 first_,i64 last_){{
   for(i64 t=first_;t<last_;t++){{ const i64 r=t*ROWS; const T*b=bias?bias+r*bs:0;
-   if(r+ROWS<=count) rows<ROWS>(w+r*ws,ws,x,xs,b,bs,out+r,os,k,m,ROWS*ws*(i64)sizeof(T));
+   if(r+ROWS<=count) rows<ROWS>(w+r*ws,ws,x,xs,b,bs,out+r,os,k,m,ROWS*ws*(i64)sizeof(U));
    else for(i64 i=r;i<count;i++){{ const T*c=bias?bias+i*bs:0;
     rows<1>(w+i*ws,ws,x,xs,c,bs,out+i,os,k,m,0); }} }} }}); }}
 """
@@ -95,10 +101,15 @@ class Own:
 
 def kernel(step: ExternStep, result: BufRef) -> Own | None:
     """The function of a product, if it may have few rows; result: the memory that it is written into."""
-    if step.target not in (aten.mm.default, aten.addmm.default) or step.kwargs or step.out_variant is None:
+    if step.kwargs or step.out_variant is None:
         return None
-    *bias, x, w = step.args
-    rows, most = x.shape[0], MOST.get(x.dtype, 0)
+    if step.target is torch.ops.dynamotor.byte_product.default:
+        x, w, *bias = [ref for ref in step.args if ref is not None]
+    elif step.target in (aten.mm.default, aten.addmm.default):
+        *bias, x, w = step.args
+    else:
+        return None
+    rows, most = x.shape[0], (MOST_BYTES if w.dtype in _BYTES else MOST).get(x.dtype, 0)
     if not _is_few(rows, most) or not _fits(x, w, bias, result):
         return None
     numbers: list[Dim] = [rows, x.shape[1], w.shape[1], x.offset, x.stride[0], w.offset, w.stride[1]]
@@ -106,7 +117,7 @@ def kernel(step: ExternStep, result: BufRef) -> Own | None:
     numbers += [result.offset, result.stride[0]]
     names = [ref.name for ref in (x, w, *bias, result)]
     condition = "" if known(">=", most - rows) else f"0 < {rows} <= {most}"
-    return Own(_function(x.dtype, bool(bias)), names, numbers, condition)
+    return Own(_function(x.dtype, w.dtype, bool(bias)), names, numbers, condition)
 
 
 def _is_few(rows: Dim, most: int) -> bool:
@@ -118,7 +129,7 @@ def _is_few(rows: Dim, most: int) -> bool:
 
 def _fits(x: BufRef, w: BufRef, bias: list[BufRef], result: BufRef) -> bool:
     """Whether rows are contiguous and the weights worth it."""
-    if {ref.dtype for ref in (x, w, *bias, result)} != {x.dtype}:
+    if {ref.dtype for ref in (x, *bias, result)} != {x.dtype} or w.dtype not in (x.dtype, *_BYTES):
         return False
     if any(type(n) is Size for n in (*w.shape, x.stride[1], w.stride[0], result.stride[1])):
         return False
@@ -127,10 +138,11 @@ def _fits(x: BufRef, w: BufRef, bias: list[BufRef], result: BufRef) -> bool:
     return x.stride[1] == 1 and w.stride[0] == 1 and result.stride[1] == 1
 
 
-def _function(dtype: torch.dtype, biased: bool) -> CFunction:
+def _function(dtype: torch.dtype, weights: torch.dtype, biased: bool) -> CFunction:
     width = machine_width()
     facts = {
         "kind": _TYPES[dtype],
+        "weight": {**_TYPES, **_BYTES}[weights],
         "width": width,
         "biased": int(biased),
         "result": 2 + biased,
@@ -138,5 +150,5 @@ def _function(dtype: torch.dtype, biased: bool) -> CFunction:
         "fixed": config.threads or 0,
     }
     name = f"dm_product_{digest(_TEXT, repr(sorted(facts.items())))[:12]}"
-    types = (_TYPES[dtype],) * (3 + biased)
+    types = (_TYPES[dtype], str(facts["weight"]), *[_TYPES[dtype]] * (1 + biased))
     return CFunction(name, _TEXT.format(name=name, **facts), types, frozenset({width}), sizes=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..graph import attend_op, prims  # noqa: F401  (they define torch.ops.dynamotor)
+from ..graph import attend_op, byte_product_op, prims  # noqa: F401  (they define torch.ops.dynamotor)
 from ..graph.spec import aten, copy_as
 
 # Functional overload -> its out= overload, for calls whose result goes into planned memory.
@@ -22,6 +22,7 @@ OUT_VARIANTS: dict[Any, Any] = {
     aten.mv.default: aten.mv.out,
     aten.dot.default: None,
     torch.ops.dynamotor.attend.default: torch.ops.dynamotor.attend.out,
+    torch.ops.dynamotor.byte_product.default: torch.ops.dynamotor.byte_product.out,
 }
 
 _ATEN_BY_DESIGN = (
@@ -64,7 +65,7 @@ BY_DESIGN: frozenset[Any] = frozenset(
         *_overloads(
             torch.ops.mkldnn, ("_convolution_pointwise", "_convolution_pointwise_", "_linear_pointwise")
         ),
-        *_overloads(torch.ops.dynamotor, ("new_seed", "attend")),
+        *_overloads(torch.ops.dynamotor, ("new_seed", "attend", "byte_product")),
     )
 )
 

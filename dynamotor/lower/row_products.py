@@ -19,6 +19,7 @@ from ..base.compat import OpOverload
 from ..graph.nodes import arguments, find_spec, in_order, operand, overload, spec_of, take_place
 from ..graph.op_facts import facts
 from ..graph.shapes import call
+from ..graph.sizes import Size
 from ..graph.spec import GraphInfo, TensorSpec, aten, numel
 from .lowering import lowerings
 from .realize import IN_MEMORY, READ_ONCE
@@ -28,9 +29,13 @@ from .realize import IN_MEMORY, READ_ONCE
 ROWS_CPU = {torch.float32: 2, torch.bfloat16: 2, torch.float16: 2}
 NARROW_CPU = {torch.float32: 8, torch.bfloat16: 2, torch.float16: 4}  # of weights in bytes
 ROWS_GPU = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 1)
+# Of weights in bytes that are converted as they are: beyond 2 rows, and up to these, blocks of registers.
+SUMMED_BYTES = 2
+MOST_BYTES = {torch.float32: 48, torch.bfloat16: 24, torch.float16: 48}
 LEAST = 1 << 16  # weights; below, a call costs more than their memory
 NARROW = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 MOST_PARTS = 8  # numbers in a byte
+_TRANSPOSED = (aten.t.default, aten.permute.default, aten.transpose.int)
 _CHEAP = (
     aten._to_copy.default,
     aten.reshape.default,
@@ -45,7 +50,11 @@ def sum_row_products(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) 
     for node in [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]:
         *bias, x, w = arguments(node)
         spec = spec_of(node)
-        if node.kwargs or spec.is_symbolic:
+        if node.kwargs:
+            continue
+        if not on_gpu and _multiplies_bytes(gm.graph, node, *bias):
+            continue
+        if spec.is_symbolic:
             continue
         narrow = _is_narrow(w, node)
         if not _pays(spec, w, narrow, on_gpu):
@@ -62,6 +71,41 @@ def _pays(spec: TensorSpec, w: fx.Node, narrow: bool, on_gpu: bool) -> bool:
     most = ROWS_GPU if on_gpu else NARROW_CPU if narrow else ROWS_CPU
     few = 0 < spec.shape[0] <= most.get(spec.dtype, 0)
     return few and (narrow or _lies_by_rows(w) and (on_gpu or _base(w).op == "placeholder"))
+
+
+def _multiplies_bytes(graph: fx.Graph, node: fx.Node, bias: fx.Node | None = None) -> bool:
+    """mm(x, t(to_copy(w))) of bytes, of any or of several rows → byte_product(x, t(w)), where a call may have
+    few rows. A converted weight would be kept beside w, and compared with it at each call.
+    """
+    *_, x, w = arguments(node)
+    rows, spec = spec_of(x).shape[0], spec_of(node)
+    most = MOST_BYTES.get(spec.dtype, 0)
+    if not most or type(rows) is not Size and not SUMMED_BYTES < rows <= most:
+        return False
+    chain = [node]
+    while w.target in _TRANSPOSED and w.users.keys() == {chain[-1]}:
+        chain.append(w)
+        w = operand(w, 0)
+    if w.target is not aten._to_copy.default or w.users.keys() != {chain[-1]}:
+        return False
+    given = find_spec(operand(w, 0))
+    if given is None or given.dtype not in (torch.int8, torch.uint8) or given.is_symbolic:
+        return False
+    if numel(given.shape) < LEAST or {n.meta["val"].dtype for n in (w, x)} != {spec.dtype}:
+        return False
+    if bias is not None and (len(spec_of(bias).shape) != 1 or spec_of(bias).dtype != spec.dtype):
+        return False
+    found, made = operand(w, 0), []
+    with graph.inserting_before(node):
+        for view in reversed(chain[1:]):
+            found = call(graph, overload(view), found, *view.args[1:])
+            made.append(found)
+        fits = spec_of(found).stride[0] == 1  # a row of weights is contiguous
+        if fits:
+            take_place(call(graph, torch.ops.dynamotor.byte_product.default, x, found, bias), node)
+    for unread in [] if fits else reversed(made):
+        graph.erase_node(unread)
+    return fits
 
 
 def _base(node: fx.Node) -> fx.Node:

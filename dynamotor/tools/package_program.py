@@ -384,11 +384,7 @@ class _Text:
             case ast.Expr(ast.Call() as call):
                 self.call(call, [])
             case ast.Expr(ast.IfExp(ast.Compare(_, _, [size, most]), ast.Call() as few, ast.Call() as more)):
-                self.call(more, [])  # its last step is the call, those before make its views
-                library = self.steps.lines.pop()
-                self.steps.step("either", self.value(size), self.value(most))
-                self.call(few, [])
-                self.steps.lines.append(library)
+                self.choice(few, more, size, most)
             case ast.Assign([ast.Name(name)], ast.Call() as call):
                 self.call(call, [name])
             case ast.Assign([ast.Tuple(names)], ast.Call() as call):
@@ -398,6 +394,20 @@ class _Text:
                     self.steps.step("free", self.value(gone))
             case _:
                 raise NotFlat(f"the line {ast.unparse(node)}")
+
+    def choice(self, few: ast.Call, more: ast.Call, size: ast.expr, most: ast.expr) -> None:
+        """A call of a kernel up to a number of rows, and of a library for others; of the kernel for all where
+        only Python has the other.
+        """
+        callee = checked(Callee, self.constants[checked(ast.Name, more.func).id])
+        if getattr(callee.target, "namespace", "") == "dynamotor":
+            self.call(few, [])
+            return
+        self.call(more, [])  # its last step is the call, those before make its views
+        library = self.steps.lines.pop()
+        self.steps.step("either", self.value(size), self.value(most))
+        self.call(few, [])
+        self.steps.lines.append(library)
 
     def call(self, call: ast.Call, names: Sequence[str]) -> None:
         """A call of a kernel, of aten, of a check, or for memory."""

@@ -6,8 +6,9 @@ import torch.nn.functional as F
 
 import dynamotor
 from dynamotor.base.config import config
+from dynamotor.base.events import counters
 from dynamotor.codegen import cpp, cpp_kernel
-from dynamotor.codegen.product_cpp import MOST
+from dynamotor.codegen.product_cpp import MOST, MOST_BYTES
 
 TYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -99,3 +100,55 @@ def test_gradients_of_few_rows():
     want = torch.autograd.grad(f(x.double(), w.double()), (x, w))
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+
+
+class Bytes(torch.nn.Module):
+    """A linear layer whose weights are bytes."""
+
+    def __init__(self, n, k, kind, biased, dtype):
+        super().__init__()
+        low, high = (-128, 128) if kind is torch.int8 else (0, 256)
+        self.register_buffer("weight", torch.randint(low, high, (n, k), dtype=kind))
+        self.register_buffer("bias", torch.randn(n).to(dtype) if biased else None)
+
+    def forward(self, x):
+        return F.linear(x, self.weight.to(x.dtype), self.bias)
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize("kind", [torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize(("n", "k"), [(512, 512), (303, 521)])
+def test_bytes_times_any_number_of_rows(dtype, kind, biased, n, k):
+    model = Bytes(n, k, kind, biased, dtype)
+    compiled, folded = dynamotor.compile(model), dict(counters["fold"])
+    with torch.no_grad():
+        for rows in (3, 2, 5, 8, MOST_BYTES[dtype], MOST_BYTES[dtype] + 1, 1, 0):
+            assert rows == 0 or counters["fold"] == folded, "converted weights are constants"
+            x = torch.randn(rows, k).to(dtype) / 16
+            dynamotor.mark_dynamic(x, 0)
+            near(compiled(x), x, model.weight.to(dtype), model.bias)
+
+
+def test_bytes_are_converted_in_the_kernel_or_where_many_rows_are():
+    model = Bytes(512, 512, torch.int8, False, torch.float32)
+    text = launched(model, torch.randn(4, 512))
+    assert f"if 0 < s0 <= {MOST_BYTES[torch.float32]} else dynamotor_byte_product(" in text
+    for rows, own in ((2, False), (3, True), (MOST_BYTES[torch.float32] + 1, False)):
+        text = str(dynamotor.lower(model, torch.randn(rows, 512)).call_program)
+        assert ("byte_product" in text) == own
+
+
+def test_bytes_that_are_no_rows_are_left():
+    """Columns of weights, parts of converted weights and converted weights with another reader."""
+    w = torch.randint(-128, 128, (512, 512), dtype=torch.int8)
+
+    def twice(x):
+        wide = w.to(x.dtype)
+        return F.linear(x, wide), wide + 1
+
+    for f in (lambda x: x @ w.to(x.dtype), twice, lambda x: F.linear(x, w.to(x.dtype)[:, :512] * 2)):
+        x = torch.randn(5, 512)
+        dynamotor.mark_dynamic(x, 0)
+        assert "byte_product" not in launched(f, x)
+        torch.testing.assert_close(dynamotor.compile(f)(x), f(x), rtol=1e-4, atol=1e-2)

@@ -474,6 +474,28 @@ def test_few_rows_take_the_kernel_and_more_the_library(
     loaded.unload()
 
 
+class Bytes(torch.nn.Module):
+    """A linear layer whose weights are bytes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.randint(-128, 128, (300, 512), dtype=torch.int8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.weight.to(x.dtype)) / 1000
+
+
+def test_weights_in_bytes_take_the_kernel_for_any_number_of_rows(library: Any, tmp_path: Path) -> None:
+    """The call of many rows is written in Python."""
+    model, x = Bytes(), torch.randn(7, 512)
+    dynamotor.export(model, (x,), dynamic_shapes=({0: "n"},)).package(tmp_path / "x.dm")
+    loaded = Loaded.of(library, tmp_path / "x.dm")
+    for n in (7, 2, 90):
+        x = torch.randn(n, 512)
+        torch.testing.assert_close(loaded(x), [model(x)], rtol=1e-4, atol=1e-4)
+    loaded.unload()
+
+
 def test_a_llama_decodes_without_python(loader: Path, tmp_path: Path, library: Any) -> None:
     torch.manual_seed(0)
     path, model = tmp_path / "llama.dm", Llama(layers=1).eval()
