@@ -27,7 +27,7 @@ from bench.decode_weights import SCHEMES, quantise
 from bench.llm_rows import SMALL, model_of
 from bench.measure import quartiles
 from bench.tool import write_json
-from bench.ways import compiler_of, in_process, timed
+from bench.ways import compiler_of, finish, in_process, timed
 from dynamotor.tools.tables import render
 
 WAYS = {
@@ -250,7 +250,7 @@ def _generate(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
     call()
     times = [t / tokens for t in timed(call, args.times, args.device)]
     if args.profile:
-        _profile(call, tokens)
+        _profile(call, tokens, args.device)
     return {
         "ms": quartiles(times),
         "first_s": first,
@@ -308,7 +308,7 @@ def _loop(
     call()
     times = [t / tokens for t in timed(call, args.times, args.device)]
     if args.profile:
-        _profile(call, tokens)
+        _profile(call, tokens, args.device)
     return {"ms": quartiles(times), "tokens": tokens, **_agreement(ours, reference, prompt), **_counts()}
 
 
@@ -338,7 +338,7 @@ def _cache(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
     return {"shapes": found, **_counts()}
 
 
-def _profile(call: Callable[[], object], tokens: int) -> None:
+def _profile(call: Callable[[], object], tokens: int, device: str) -> None:
     """Print a call's kernels, and the functions that take the host's time, by token."""
     import collections
     import cProfile
@@ -346,15 +346,18 @@ def _profile(call: Callable[[], object], tokens: int) -> None:
 
     from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
+    on_gpu = device == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
         call()
-        torch.cuda.synchronize()
+        finish(device)
     spent: collections.Counter[str] = collections.Counter()
     count: collections.Counter[str] = collections.Counter()
     for event in seen.events():
-        if event.device_type == torch.autograd.DeviceType.CUDA:
-            spent[event.name[:80]] += event.time_range.elapsed_us() / tokens
-            count[event.name[:80]] += 1
+        if on_gpu and event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        microseconds = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
+        spent[event.name[:80]] += microseconds / tokens
+        count[event.name[:80]] += 1
     print(f"kernels: {sum(spent.values()):.0f} us a token, {sum(count.values()) / tokens:.0f} launches")
     for name, us in spent.most_common(24):
         print(f"  {us:9.1f} us x{count[name] / tokens:.1f} {name}")
