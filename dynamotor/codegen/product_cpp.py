@@ -8,6 +8,7 @@ A library copies the weights into an order of its own first, which costs more th
 
 from __future__ import annotations
 
+import platform
 from dataclasses import dataclass
 
 import torch
@@ -23,14 +24,14 @@ from .cpp_kernel import PARALLEL_WORK, machine_width
 
 LEAST = 1 << 16  # weights
 # The most rows, by type: beyond, a library's order of the weights pays.
-MOST = {torch.float32: 24, torch.bfloat16: 16, torch.float16: 32}
+MOST = {torch.float32: 24, torch.bfloat16: 12, torch.float16: 32}
 _TYPES = {torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}
 _BYTES = {torch.int8: "i8", torch.uint8: "u8"}
 
 _TEXT = """
 namespace {{ namespace {name}_ {{
 typedef F{width} V; typedef {kind} T; typedef {weight} U; // of x and of the weights
-enum {{W={width}, ROWS=4, MOST=4, STRIP=64}};  // rows of weights and of x in registers
+enum {{W={width}, ROWS=4, MOST={most}, STRIP=64}};  // rows of weights and of x in registers
 #define WHOLE _Pragma("GCC unroll 16")
 #if defined(__AVX512BF16__) && {width}==16
 enum {{DOTS=__is_same(T,bf16)}};
@@ -144,6 +145,7 @@ def _function(dtype: torch.dtype, weights: torch.dtype, biased: bool) -> CFuncti
         "kind": _TYPES[dtype],
         "weight": {**_TYPES, **_BYTES}[weights],
         "width": width,
+        "most": 4 if width == 16 or platform.machine() == "aarch64" else 2,  # with 32 registers, with 16
         "biased": int(biased),
         "result": 2 + biased,
         "work": PARALLEL_WORK,
