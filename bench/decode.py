@@ -6,6 +6,7 @@ Each way runs in a process of its own. Weights are random, nothing is downloaded
     python -m bench decode                                         # generate, batch 1
     python -m bench decode --rows products,layer,generate --batches 1,8
     python -m bench decode --rows generate --ways eager,dynamotor --profile
+    python -m bench decode --device cpu --model llama-125m --weights int8     # or int4, torchao
     python -m bench decode --device cpu --small                    # seconds, on any machine
 """
 
