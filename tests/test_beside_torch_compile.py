@@ -153,3 +153,51 @@ def test_the_backend_compiles_torch_compiles_graphs_with_symbols():
             found.append((result.detach(), *torch.autograd.grad(result, mine)))
         torch.testing.assert_close(found[1], found[0])
     assert counters["frames"]["parts compiled"] == 1 and not counters["fallback"]
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}], ids=["automatic", "dynamic"])
+def test_sizes_that_torch_compile_finds_equal_are_one_symbol(options):
+    """Both arrive as inputs, of one name."""
+
+    def written(cache, x, at):
+        cache.index_copy_(1, at, x)
+        return cache.sum(1) * x.shape[1] + at.sum() * at.shape[0]
+
+    counters.clear()
+    compiled = torch.compile(written, backend=dynamotor_backend, **options)
+    ours, eager = torch.zeros(2, 16, 3), torch.zeros(2, 16, 3)
+    for n in (5, 7, 3, 9):
+        x, at = torch.randn(2, n, 3), torch.arange(n) + 2
+        torch.testing.assert_close(compiled(ours, x, at), written(eager, x, at))
+        torch.testing.assert_close(ours, eager)
+    assert not counters["fallback"]
+
+
+@pytest.mark.regression
+def test_floats_that_differ_between_calls_of_torch_compile_stay_compiled():
+    """They arrive in tensors of which the graph asks for the number."""
+
+    def scaled(x, temperature, k):
+        y = (x / temperature).add(x.sum(-1, keepdim=True), alpha=temperature)
+        return y.clamp(max=temperature + 1).softmax(-1) * k
+
+    counters.clear()
+    compiled = torch.compile(scaled, backend=dynamotor_backend)
+    for i in range(6):
+        mine = torch.randn(3 + i, 4, dtype=torch.float64, requires_grad=True)
+        plain = mine.detach().clone().requires_grad_()
+        found, expected = (run(t, 0.5 + i, i + 2) for run, t in ((compiled, mine), (scaled, plain)))
+        found.square().sum().backward(), expected.square().sum().backward()
+        torch.testing.assert_close((found, mine.grad), (expected, plain.grad))
+    assert not counters["fallback"] and counters["frames"]["captured"] <= 3
+
+
+def test_a_layer_with_a_float_of_its_own_is_compiled_with_dynamic_sizes():
+    table = nn.Embedding(11, 4)
+    counters.clear()
+    compiled = torch.compile(lambda ids: table(ids).sin(), backend=dynamotor_backend, dynamic=True)
+    for n in (3, 5, 7):
+        ids = torch.randint(0, 11, (2, n))
+        torch.testing.assert_close(compiled(ids), table(ids).sin())
+    assert not counters["fallback"]
