@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from .autograd.aot import aot_compile
 from .autograd.variants import Variants
@@ -59,12 +60,12 @@ def backend_for_torch_compile(
         if any(repeated):
             return _without(gm, repeated, example_inputs, compile_graph)
         floats = list(map(_is_float, gm.graph.find_nodes(op="placeholder")))
-        if symbols and any(floats):
-            return _with_floats(gm, floats)
+        if symbols and (any(floats) or gm.graph.find_nodes(op="get_attr")):
+            return _captured_again(gm, floats)
         if not all(isinstance(x, torch.Tensor) for x in example_inputs):
             if symbols:
                 own = _in_own_sizes(gm)
-                return _with_floats(gm, floats) if own is None else Variants(own, backend)
+                return _captured_again(gm, floats) if own is None else Variants(own, backend)
             counters["fallback"]["torch.compile: symbolic sizes"] += 1
             return gm.forward
         return backend(gm, list(example_inputs))
@@ -83,7 +84,7 @@ def _placeholders(gm: torch.fx.GraphModule, chosen: Sequence[bool]) -> list[torc
     ]
 
 
-def _size_of(node: torch.fx.Node) -> Any:
+def _size_of(node: torch.fx.Node) -> object:
     """PyTorch's symbol of an input that is a size, or None."""
     example = node.meta.get("example_value")
     if not isinstance(example, torch.SymInt) or _is_nested(example) or not example.node.expr.is_Symbol:
@@ -127,13 +128,43 @@ def _is_float(node: torch.fx.Node) -> bool:
     )
 
 
-def _with_floats(gm: torch.fx.GraphModule, floats: Sequence[bool]) -> Callable[..., Any]:
-    """A graph captured again, with floats as arguments: sizes and floats differ from call to call there."""
+Function = Callable[..., object]
+
+
+def _branched(condition: torch.Tensor, yes: Function, no: Function, operands: Sequence[object]) -> object:
+    """A branch's operands may be sizes in a graph of torch.compile's, which `torch.cond` does not take."""
+    return torch.cond(condition, lambda: yes(*operands), lambda: no(*operands), ())
+
+
+def _looped(condition: Function, body: Function, carried: Sequence[object], more: Sequence[object]) -> object:
+    """The values that a loop's functions close over are arguments in a graph of torch.compile's."""
+    return compat.while_loop_operator(
+        lambda *args: condition(*args, *more), lambda *args: body(*args, *more), tuple(carried)
+    )
+
+
+# Functions that programs call and capture knows, by the operators that torch.compile makes of them.
+_CALLED: dict[str, Function] = {
+    "cond": _branched,
+    "while_loop": _looped,
+    "tag_activation_checkpoint": checkpoint,
+}
+
+
+def _captured_again(gm: torch.fx.GraphModule, floats: Sequence[bool]) -> Callable[..., Any]:
+    """A graph captured again, for which an aten graph is not enough: floats that differ between calls are
+    arguments, and functions that take functions are called as in programs."""
     own = copy_of(gm)
     for node in _placeholders(own, floats):
         for user in list(node.users):
             user.replace_all_uses_with(node)
             own.graph.erase_node(user)
+    for node in own.graph.nodes:
+        if (
+            node.op == "call_function"
+            and (called := _CALLED.get(getattr(node.target, "_name", ""))) is not None
+        ):
+            node.target = called
     own.recompile()
     run = capture_graph(own)
 

@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo import compiled_autograd
+from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.checkpoint import checkpoint
 
 import dynamotor
 from dynamotor.base.events import counters
@@ -201,3 +203,36 @@ def test_a_layer_with_a_float_of_its_own_is_compiled_with_dynamic_sizes():
         ids = torch.randint(0, 11, (2, n))
         torch.testing.assert_close(compiled(ids), table(ids).sin())
     assert not counters["fallback"]
+
+
+def _checkpointed(x, w):
+    return checkpoint(lambda x: (x @ w).sin().exp(), x, use_reentrant=False) * 2
+
+
+def _branched(x, w):
+    return torch.cond(x.sum() > 0, lambda x: (x @ w).sin(), lambda x: x * w.sum() - 1, (x,))
+
+
+def _looped(x, w):
+    with torch.no_grad():
+        _, y = while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, (x @ w).sin()), (torch.tensor(0), x))
+    return y * x + w
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("program", [_checkpointed, _branched, _looped])
+def test_functions_that_take_functions_stay_compiled(program):
+    """Their bodies are modules in a graph of torch.compile's."""
+    counters.clear()
+    compiled = torch.compile(program, backend=dynamotor_backend)
+    for n, sign in ((4, 1), (4, -1), (4, 1)):
+        found = []
+        for run in (program, compiled):
+            torch.manual_seed(n + sign)
+            x, w = torch.rand(n, 4, dtype=torch.float64) * sign, torch.randn(4, 4, dtype=torch.float64)
+            x, w = x.requires_grad_(), w.requires_grad_()
+            out = run(x, w)
+            out.square().sum().backward()
+            found.append([out, x.grad, w.grad])
+        torch.testing.assert_close(found[1], found[0])
+    assert not counters["fallback"] and not counters["breaks"]
