@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dynamotor
 from dynamotor.base.events import counters
+from dynamotor.graph.shape_tensor import ShapeTensor
 from dynamotor.torch_compile_adapter import dynamotor_backend
 
 
@@ -236,3 +237,31 @@ def test_functions_that_take_functions_stay_compiled(program):
             found.append([out, x.grad, w.grad])
         torch.testing.assert_close(found[1], found[0])
     assert not counters["fallback"] and not counters["breaks"]
+
+
+def _cannot_be_traced(x):
+    if isinstance(torch._C._functorch.get_unwrapped(x), ShapeTensor):
+        raise RuntimeError("no data")
+    return x.sin()
+
+
+def _with_levels():
+    """A graph as torch.compile writes it begins and ends the level of a `vmap` by itself."""
+    graph, functorch = torch.fx.Graph(), torch._C._functorch
+    x = graph.call_method("cos", (graph.placeholder("x"),))
+    level = graph.call_function(functorch._vmap_increment_nesting, (2, "error"))
+    one = graph.call_method("mul", (graph.call_function(functorch._add_batch_dim, (x, 0, level)), 2))
+    y = graph.call_function(_cannot_be_traced, (one,))
+    y = graph.call_function(functorch._remove_batch_dim, (y, level, 2, 0))
+    graph.call_function(functorch._vmap_decrement_nesting)
+    graph.output((graph.call_method("exp", (y,)),))
+    return torch.fx.GraphModule({}, graph)
+
+
+@pytest.mark.regression
+def test_a_trace_that_ends_inside_a_transform_leaves_it():
+    counters.clear()
+    (found,) = dynamotor_backend(_with_levels(), [x])(x)
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    torch.testing.assert_close(found, (x.cos() * 2).sin().exp())
+    assert type(found) is torch.Tensor and counters["fallback"]
