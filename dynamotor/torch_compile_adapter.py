@@ -60,7 +60,7 @@ def backend_for_torch_compile(
         if any(repeated):
             return _without(gm, repeated, example_inputs, compile_graph)
         floats = list(map(_is_float, gm.graph.find_nodes(op="placeholder")))
-        if symbols and (any(floats) or gm.graph.find_nodes(op="get_attr")):
+        if symbols and (any(floats) or any(map(_is_captured_only, gm.graph.nodes))):
             return _captured_again(gm, floats)
         if not all(isinstance(x, torch.Tensor) for x in example_inputs):
             if symbols:
@@ -115,6 +115,11 @@ def _without(
     kept = [k for k, is_out in enumerate(left_out) if not is_out]
     run = compile_graph(less, [inputs[k] for k in kept])
     return lambda *args: run(*[args[k] for k in kept])
+
+
+def _is_captured_only(node: torch.fx.Node) -> bool:
+    """Whether a node calls a function of functions, or asks for a tensor's number."""
+    return node.op == "get_attr" or (node.op, node.target) == ("call_method", "item")
 
 
 def _is_float(node: torch.fx.Node) -> bool:

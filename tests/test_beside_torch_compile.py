@@ -265,3 +265,17 @@ def test_a_trace_that_ends_inside_a_transform_leaves_it():
     assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
     torch.testing.assert_close(found, (x.cos() * 2).sin().exp())
     assert type(found) is torch.Tensor and counters["fallback"]
+
+
+@pytest.mark.regression
+def test_a_number_that_the_graph_asks_for_leaves_the_rest_compiled(monkeypatch):
+    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
+
+    def program(x, n):
+        return ((x @ x.T).sin() * n.item()).exp()
+
+    counters.clear()
+    compiled = torch.compile(program, backend=dynamotor_backend)
+    for n in (2, 3, 4):
+        torch.testing.assert_close(compiled(x, torch.tensor(n)), program(x, torch.tensor(n)))
+    assert not counters["fallback"]
