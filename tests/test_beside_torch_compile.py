@@ -268,9 +268,8 @@ def test_a_trace_that_ends_inside_a_transform_leaves_it():
 
 
 @pytest.mark.regression
-def test_a_number_that_the_graph_asks_for_leaves_the_rest_compiled(monkeypatch):
-    monkeypatch.setattr(torch._dynamo.config, "capture_scalar_outputs", True)
-
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_a_number_that_the_graph_asks_for_leaves_the_rest_compiled():
     def program(x, n):
         return ((x @ x.T).sin() * n.item()).exp()
 

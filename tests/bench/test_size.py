@@ -17,7 +17,7 @@ LIMITS = {
     "capture": 16_950,
     "codegen": 7_280,
     "distributed": 1_800,
-    "graph": 6_160,
+    "graph": 6_170,
     "lower": 6_110,
     "runtime": 1_500,
     "step": 2_480,
