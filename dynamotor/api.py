@@ -34,7 +34,7 @@ from .distributed.data_parallel import data_parallel
 from .graph.spec import Backend
 from .runtime import device_memory, memory
 from .runtime.cpp_build import find_compiler
-from .torch_compile_adapter import own_options
+from .torch_compile_adapter import capture_graph, own_options
 
 __all__ = ["compile", "compile_fx", "disable", "reset"]
 
@@ -356,6 +356,11 @@ def compile_fx(gm: torch.fx.GraphModule, example_inputs: list[torch.Tensor]) -> 
     shapes or dtypes than those of the example inputs compile anew.
     """
     return compile(gm, fullgraph=True)
+
+
+@capture_graph.define
+def _capture_graph(gm: torch.fx.GraphModule) -> Callable[..., Any]:
+    return checked(torch.nn.Module, compile(gm))
 
 
 def cudagraph_mark_step_begin() -> None:

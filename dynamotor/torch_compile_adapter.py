@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from .autograd.aot import aot_compile
 from .autograd.variants import Variants
@@ -24,12 +25,16 @@ from .base.config import Config, did_you_mean
 from .base.errors import SettingWarning, UsageError
 from .base.events import counters, warn_once
 from .base.probe import COMPILE, lost
+from .base.registry import Deferred
 from .codegen import compile_aten
 from .graph.module import copy_of
 from .graph.nested_size import NestedSize
 from .graph.sizes import ShapeEnv, Size
 from .graph.spec import TensorSpec
 from .graph.tensor_subclass import HeldPart, WrapperSpec, is_wrapper
+
+# `dynamotor.compile_fx`, for graphs that take floats: capture knows them, an aten graph has sizes alone.
+capture_graph = Deferred[[torch.fx.GraphModule], Callable[..., Any]]("capture_graph")
 
 
 def backend_for_torch_compile(
@@ -51,10 +56,16 @@ def backend_for_torch_compile(
         nested = [_is_nested(x) for x in example_inputs]
         if any(nested) and not any(node.users for node in _placeholders(gm, nested)):
             return _without(gm, nested, example_inputs, compile_graph)
+        repeated = _repeated_sizes(gm)
+        if any(repeated):
+            return _without(gm, repeated, example_inputs, compile_graph)
+        floats = list(map(_is_float, gm.graph.find_nodes(op="placeholder")))
+        if symbols and (any(floats) or any(map(_is_captured_only, gm.graph.nodes))):
+            return _captured_again(gm, floats)
         if not all(isinstance(x, torch.Tensor) for x in example_inputs):
-            own = _in_own_sizes(gm) if symbols else None
-            if own is not None:
-                return Variants(own, backend)
+            if symbols:
+                own = _in_own_sizes(gm)
+                return _captured_again(gm, floats) if own is None else Variants(own, backend)
             counters["fallback"]["torch.compile: symbolic sizes"] += 1
             return gm.forward
         return backend(gm, list(example_inputs))
@@ -73,20 +84,99 @@ def _placeholders(gm: torch.fx.GraphModule, chosen: Sequence[bool]) -> list[torc
     ]
 
 
+def _size_of(node: torch.fx.Node) -> object:
+    """PyTorch's symbol of an input that is a size, or None."""
+    example = node.meta.get("example_value")
+    if not isinstance(example, torch.SymInt) or _is_nested(example) or not example.node.expr.is_Symbol:
+        return None
+    return example.node.expr
+
+
+def _repeated_sizes(gm: torch.fx.GraphModule) -> list[bool]:
+    """Which inputs are sizes that a guard of torch.compile's has found equal to an earlier input."""
+    sizes = list(map(_size_of, gm.graph.find_nodes(op="placeholder")))
+    return [size is not None and size in sizes[:k] for k, size in enumerate(sizes)]
+
+
 def _without(
     gm: torch.fx.GraphModule,
     left_out: Sequence[bool],
     inputs: Sequence[Any],
     compile_graph: Callable[..., Callable[..., Any]],
 ) -> Callable[..., Any]:
-    """A graph compiled without inputs that it does not use."""
+    """A graph compiled without inputs that it does not use, or that are sizes which it has already."""
     less = copy_of(gm)
+    first = {_size_of(node): node for node in reversed(less.graph.find_nodes(op="placeholder"))}
     for node in _placeholders(less, left_out):
+        if (size := _size_of(node)) is not None:
+            node.replace_all_uses_with(first[size])
         less.graph.erase_node(node)
     less.recompile()
     kept = [k for k, is_out in enumerate(left_out) if not is_out]
     run = compile_graph(less, [inputs[k] for k in kept])
     return lambda *args: run(*[args[k] for k in kept])
+
+
+def _is_captured_only(node: torch.fx.Node) -> bool:
+    """Whether a node calls a function of functions, or asks for a tensor's number."""
+    return node.op == "get_attr" or (node.op, node.target) == ("call_method", "item")
+
+
+def _is_float(node: torch.fx.Node) -> bool:
+    """Whether an input is a float that has changed: torch.compile hands it over in a tensor."""
+    example = node.meta.get("example_value")
+    return (
+        isinstance(example, torch.Tensor)
+        and (example.dtype, example.dim(), example.device.type) == (torch.float64, 0, "cpu")
+        and len(node.users) > 0
+        and all((user.op, user.target) == ("call_method", "item") for user in node.users)
+    )
+
+
+Function = Callable[..., object]
+
+
+def _branched(condition: torch.Tensor, yes: Function, no: Function, operands: Sequence[object]) -> object:
+    """A branch's operands may be sizes in a graph of torch.compile's, which `torch.cond` does not take."""
+    return torch.cond(condition, lambda: yes(*operands), lambda: no(*operands), ())
+
+
+def _looped(condition: Function, body: Function, carried: Sequence[object], more: Sequence[object]) -> object:
+    """The values that a loop's functions close over are arguments in a graph of torch.compile's."""
+    return compat.while_loop_operator(
+        lambda *args: condition(*args, *more), lambda *args: body(*args, *more), tuple(carried)
+    )
+
+
+# Functions that programs call and capture knows, by the operators that torch.compile makes of them.
+_CALLED: dict[str, Function] = {
+    "cond": _branched,
+    "while_loop": _looped,
+    "tag_activation_checkpoint": checkpoint,
+}
+
+
+def _captured_again(gm: torch.fx.GraphModule, floats: Sequence[bool]) -> Callable[..., Any]:
+    """A graph captured again, for which an aten graph is not enough: floats that differ between calls are
+    arguments, and functions that take functions are called as in programs."""
+    own = copy_of(gm)
+    for node in _placeholders(own, floats):
+        for user in list(node.users):
+            user.replace_all_uses_with(node)
+            own.graph.erase_node(user)
+    for node in own.graph.nodes:
+        if (
+            node.op == "call_function"
+            and (called := _CALLED.get(getattr(node.target, "_name", ""))) is not None
+        ):
+            node.target = called
+    own.recompile()
+    run = capture_graph(own)
+
+    def call(*args: Any) -> Any:
+        return run(*[arg.item() if is_one else arg for arg, is_one in zip(args, floats, strict=True)])
+
+    return call
 
 
 def _with_structure(

@@ -11,9 +11,12 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo import compiled_autograd
+from torch._higher_order_ops.while_loop import while_loop
+from torch.utils.checkpoint import checkpoint
 
 import dynamotor
 from dynamotor.base.events import counters
+from dynamotor.graph.shape_tensor import ShapeTensor
 from dynamotor.torch_compile_adapter import dynamotor_backend
 
 
@@ -153,3 +156,125 @@ def test_the_backend_compiles_torch_compiles_graphs_with_symbols():
             found.append((result.detach(), *torch.autograd.grad(result, mine)))
         torch.testing.assert_close(found[1], found[0])
     assert counters["frames"]["parts compiled"] == 1 and not counters["fallback"]
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("options", [{}, {"dynamic": True}], ids=["automatic", "dynamic"])
+def test_sizes_that_torch_compile_finds_equal_are_one_symbol(options):
+    """Both arrive as inputs, of one name."""
+
+    def written(cache, x, at):
+        cache.index_copy_(1, at, x)
+        return cache.sum(1) * x.shape[1] + at.sum() * at.shape[0]
+
+    counters.clear()
+    compiled = torch.compile(written, backend=dynamotor_backend, **options)
+    ours, eager = torch.zeros(2, 16, 3), torch.zeros(2, 16, 3)
+    for n in (5, 7, 3, 9):
+        x, at = torch.randn(2, n, 3), torch.arange(n) + 2
+        torch.testing.assert_close(compiled(ours, x, at), written(eager, x, at))
+        torch.testing.assert_close(ours, eager)
+    assert not counters["fallback"]
+
+
+@pytest.mark.regression
+def test_floats_that_differ_between_calls_of_torch_compile_stay_compiled():
+    """They arrive in tensors of which the graph asks for the number."""
+
+    def scaled(x, temperature, k):
+        y = (x / temperature).add(x.sum(-1, keepdim=True), alpha=temperature)
+        return y.clamp(max=temperature + 1).softmax(-1) * k
+
+    counters.clear()
+    compiled = torch.compile(scaled, backend=dynamotor_backend)
+    for i in range(6):
+        mine = torch.randn(3 + i, 4, dtype=torch.float64, requires_grad=True)
+        plain = mine.detach().clone().requires_grad_()
+        found, expected = (run(t, 0.5 + i, i + 2) for run, t in ((compiled, mine), (scaled, plain)))
+        found.square().sum().backward(), expected.square().sum().backward()
+        torch.testing.assert_close((found, mine.grad), (expected, plain.grad))
+    assert not counters["fallback"] and counters["frames"]["captured"] <= 3
+
+
+def test_a_layer_with_a_float_of_its_own_is_compiled_with_dynamic_sizes():
+    table = nn.Embedding(11, 4)
+    counters.clear()
+    compiled = torch.compile(lambda ids: table(ids).sin(), backend=dynamotor_backend, dynamic=True)
+    for n in (3, 5, 7):
+        ids = torch.randint(0, 11, (2, n))
+        torch.testing.assert_close(compiled(ids), table(ids).sin())
+    assert not counters["fallback"]
+
+
+def _checkpointed(x, w):
+    return checkpoint(lambda x: (x @ w).sin().exp(), x, use_reentrant=False) * 2
+
+
+def _branched(x, w):
+    return torch.cond(x.sum() > 0, lambda x: (x @ w).sin(), lambda x: x * w.sum() - 1, (x,))
+
+
+def _looped(x, w):
+    with torch.no_grad():
+        _, y = while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, (x @ w).sin()), (torch.tensor(0), x))
+    return y * x + w
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("program", [_checkpointed, _branched, _looped])
+def test_functions_that_take_functions_stay_compiled(program):
+    """Their bodies are modules in a graph of torch.compile's."""
+    counters.clear()
+    compiled = torch.compile(program, backend=dynamotor_backend)
+    for n, sign in ((4, 1), (4, -1), (4, 1)):
+        found = []
+        for run in (program, compiled):
+            torch.manual_seed(n + sign)
+            x, w = torch.rand(n, 4, dtype=torch.float64) * sign, torch.randn(4, 4, dtype=torch.float64)
+            x, w = x.requires_grad_(), w.requires_grad_()
+            out = run(x, w)
+            out.square().sum().backward()
+            found.append([out, x.grad, w.grad])
+        torch.testing.assert_close(found[1], found[0])
+    assert not counters["fallback"] and not counters["breaks"]
+
+
+def _cannot_be_traced(x):
+    if isinstance(torch._C._functorch.get_unwrapped(x), ShapeTensor):
+        raise RuntimeError("no data")
+    return x.sin()
+
+
+def _with_levels():
+    """A graph as torch.compile writes it begins and ends the level of a `vmap` by itself."""
+    graph, functorch = torch.fx.Graph(), torch._C._functorch
+    x = graph.call_method("cos", (graph.placeholder("x"),))
+    level = graph.call_function(functorch._vmap_increment_nesting, (2, "error"))
+    one = graph.call_method("mul", (graph.call_function(functorch._add_batch_dim, (x, 0, level)), 2))
+    y = graph.call_function(_cannot_be_traced, (one,))
+    y = graph.call_function(functorch._remove_batch_dim, (y, level, 2, 0))
+    graph.call_function(functorch._vmap_decrement_nesting)
+    graph.output((graph.call_method("exp", (y,)),))
+    return torch.fx.GraphModule({}, graph)
+
+
+@pytest.mark.regression
+def test_a_trace_that_ends_inside_a_transform_leaves_it():
+    counters.clear()
+    (found,) = dynamotor_backend(_with_levels(), [x])(x)
+    assert torch._C._functorch.get_dynamic_layer_stack_depth() == 0
+    torch.testing.assert_close(found, (x.cos() * 2).sin().exp())
+    assert type(found) is torch.Tensor and counters["fallback"]
+
+
+@pytest.mark.regression
+@torch._dynamo.config.patch(capture_scalar_outputs=True)
+def test_a_number_that_the_graph_asks_for_leaves_the_rest_compiled():
+    def program(x, n):
+        return ((x @ x.T).sin() * n.item()).exp()
+
+    counters.clear()
+    compiled = torch.compile(program, backend=dynamotor_backend)
+    for n in (2, 3, 4):
+        torch.testing.assert_close(compiled(x, torch.tensor(n)), program(x, torch.tensor(n)))
+    assert not counters["fallback"]

@@ -300,13 +300,21 @@ def _groups_of_used(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[int
     return groups
 
 
+def _begins_transform(node: Node) -> bool:
+    """Whether a node of torch.compile's begins a level of `vmap` or `grad`, which a later one ends."""
+    name = getattr(node.target, "__name__", "")
+    return name.endswith("_increment_nesting") and name.startswith(("_vmap", "_grad", "_jvp", "_func"))
+
+
 def _regions(
     gm: torch.fx.GraphModule, example_inputs: Sequence[torch.Tensor], ats: Sequence[Node] | None
 ) -> list[tuple[int, int]] | None:
     """The calls around those that failed that eager PyTorch is to run; None: all of them."""
     one = "on_backward" in gm.meta and not hasattr(gm.meta["on_backward"], "of_part")
-    if one or any(isinstance(node.target, Hook) for node in gm.graph.nodes):
-        return None  # one backward is wanted; a hook is to see the whole gradient
+    if one or any(isinstance(node.target, Hook) or _begins_transform(node) for node in gm.graph.nodes):
+        return (
+            None  # one backward is wanted; a hook is to see the whole gradient; no value leaves a transform
+        )
     try:
         with preserved_modes():
             return regions_around(gm, example_inputs, specs_of(gm, example_inputs), ats)

@@ -29,7 +29,7 @@ from ..graph.shape_tensor import DataDependent, ShapeTensor, UnsupportedOp, infe
 from ..graph.shapes import infer_spec
 from ..graph.size_nodes import SizeNodes
 from ..graph.sizes import ShapeEnv, Size, equal, leaves_in
-from ..graph.spec import TensorSpec, aten
+from ..graph.spec import CPU, TensorSpec, aten
 from ..graph.sym_int import from_torch, to_torch
 from . import inplace
 from .functional import (
@@ -512,8 +512,11 @@ def _opaque_workspace(recorder: GraphRecorder, func: OpOverload, *args: Any, **k
 
 
 @record_rule(aten._conj.default, aten._neg_view.default)
-def _lazy_sign(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor) -> Any:
+def _lazy_sign(recorder: GraphRecorder, func: OpOverload, source: torch.Tensor | complex) -> Any:
     """Lazy conjugates and negatives are views with a flag; here they are values, computed."""
+    if isinstance(source, complex):  # of a formula of gradients: a number reaches Python without its tensor
+        value = source.conjugate() if func is aten._conj.default else -source
+        return recorder.call(aten.scalar_tensor.default, value, dtype=torch.complex128, device=CPU)
     parent = recorder.alias_of(source)
     node = recorder.emit(LAZY_FLAGS[func], (read(parent, recorder.emit),), {})
     return recorder._view(

@@ -291,6 +291,19 @@ register_all(
 )
 
 
+@view_inverse(aten.view.dtype)
+def _other_dtype(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.Node:
+    """Bytes of float8 are written as uint8, for which PyTorch has more kernels."""
+    dtype = _viewed(alias).spec.dtype
+    UnsupportedOp.when(
+        dtype.itemsize != alias.spec.dtype.itemsize,
+        "DM237",
+        "a write through a view with elements of another size",
+        cure="clone the view first",
+    )
+    return emit(aten.view.dtype, (value, dtype), {})
+
+
 @view_inverse(aten.expand.default)
 def _expand(emit: Emit, alias: TracedAlias, value: torch.fx.Node) -> torch.fx.Node:
     UnsupportedOp.when(

@@ -78,7 +78,16 @@ def _copier(trace: Trace, value: Value) -> Callable[[], Any]:
     """What gives the contents of a variable of the policy: those that the trace made are new each time."""
     if type(value) is FunctionValue and value.real() is MISSING:
         return _maker(trace, value)
-    return lambda: value.as_constant()
+    constant = value.as_constant()  # read now: at its end the trace lets go of lists from outside
+    return lambda: _copied(constant)
+
+
+def _copied(constant: Any) -> Any:
+    """A constant with containers of its own."""
+    kind = type(constant)
+    if kind is dict:
+        return {key: _copied(item) for key, item in constant.items()}
+    return kind(map(_copied, constant)) if kind in (list, tuple, set) else constant
 
 
 def selective_policy(trace: Trace, contexts: Value) -> SavePolicy | None:

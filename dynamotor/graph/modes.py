@@ -52,18 +52,23 @@ class UnderSettings:
 
 
 class _Modes:
-    """Grad mode, inference mode and autocast of this thread, as they are now."""
+    """Grad mode, inference mode, autocast and function transforms of this thread, as they are now."""
 
-    __slots__ = ("autocast", "cache", "grad", "nesting", "regions")
+    __slots__ = ("autocast", "cache", "depth", "grad", "nesting", "regions")
 
     def __init__(self) -> None:
         self.grad = torch.is_grad_enabled()
         self.cache = torch.is_autocast_cache_enabled()
         self.autocast, self.nesting = autocast_state(), _nesting()
-        self.regions = open_regions()
+        self.regions, self.depth = open_regions(), compat.transform_depth()
 
     def restore(self) -> None:
         """Leave the regions that were entered since."""
+        if compat.transform_depth() > self.depth:
+            compat.leave_transforms(self.depth)
+            if not self.depth and compat.forward_level.get() < 0:
+                with contextlib.suppress(RuntimeError):  # none is left where no jvp was among them
+                    compat.exit_dual_level(level=0)
         leave_to(self.regions)
         compat.set_grad_enabled(self.grad)
         torch.set_autocast_cache_enabled(self.cache)

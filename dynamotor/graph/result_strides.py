@@ -61,14 +61,14 @@ def viewed_stride(
     copy. Adjacent dimensions are taken together. `same` and `divides` ask of sizes that
     differ between calls, or prove.
     """
-    runs: list[list[Dim]] = []  # [elements, stride of the innermost], from the last dimension on
-    for n, step in zip(reversed(shape), reversed(stride)):
-        if same(n, 1):
-            continue
-        if runs and same(step, runs[-1][0] * runs[-1][1]):
-            runs[-1][0] = runs[-1][0] * n
-        else:
-            runs.append([n, step])
+    runs: list[list[Dim]] = (
+        [[1, stride[-1]]] if shape else []
+    )  # [elements, innermost stride], from the last on
+    for d in reversed(range(len(shape))):
+        runs[-1][0] = runs[-1][0] * shape[d]
+        # A dimension of size 1 joins the one behind it, of which it may decide the stride, as in eager.
+        if d and not same(shape[d - 1], 1) and not same(stride[d - 1], runs[-1][0] * runs[-1][1]):
+            runs.append([1, stride[d - 1]])
     strides: list[Dim] = []
     at, done = 0, 1
     for n in reversed(seen_as):

@@ -8,6 +8,7 @@ torch.Size([3, 3])
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -248,7 +249,13 @@ def _choose_attention(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str,
     return _sdp_choices[key]
 
 
+def _detached(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`detach_` below autograd: `torch.tensor` calls it, and inference mode has none above."""
+    return args[0]
+
+
 _special = {
+    aten.detach_.default: _detached,
     aten._local_scalar_dense.default: _read_scalar,
     aten.equal.default: _read_scalar,
     aten._fused_sdp_choice.default: _choose_attention,
@@ -304,14 +311,22 @@ class _Mode(TorchDispatchMode):
         if func.namespace == "_c10d_functional" and func.name().endswith("::_wrap_tensor_autograd"):
             with self:  # a wrapper that waits when it is used first: in a graph the wait is an op
                 return torch.ops._c10d_functional.wait_tensor.default(args[0])
-        if self.depth and func.has_kernel_for_dispatch_key(compat.composite_implicit):
-            with self:
+        if (self.depth and func.has_kernel_for_dispatch_key(compat.composite_implicit)) or _is_composite(
+            func
+        ):
+            with self:  # autograd has not split it: of a wrapper, in inference mode, of its tensors
                 return func.decompose(*args, **kwargs or {})
         if func is aten._to_copy.default and not isinstance(args[0], torch.Tensor):
             func = (
                 aten.scalar_tensor.default
             )  # functorch casts a number, which reaches Python without its tensor
         return self.handler(func, args, kwargs or {})
+
+
+@functools.cache
+def _is_composite(func: OpOverload) -> bool:
+    """Whether PyTorch's kernel is made of other ops (a decomposition in Python is not the kernel)."""
+    return bool(compat.has_kernel(func.name(), "CompositeImplicitAutograd"))
 
 
 def _is_on_cpu(value: Any) -> bool:

@@ -5,12 +5,14 @@ inputs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..base import compat
 from ..graph import attend_op, byte_product_op, prims  # noqa: F401  (they define torch.ops.dynamotor)
+from ..graph.plain_data import plain
 from ..graph.spec import aten, copy_as
 
 # Functional overload -> its out= overload, for calls whose result goes into planned memory.
@@ -86,14 +88,18 @@ def is_layout_agnostic(target: Any) -> bool:
     return isinstance(target, compat.OpOverload) and target.overloadpacket.__name__ in _AGNOSTIC
 
 
+@plain
+@dataclass(frozen=True, repr=False)
 class Materialized:
     """Calls an op that returns views of its inputs, and copies its results, so that no buffer aliases
     another.
     """
 
-    def __init__(self, target: Any) -> None:
-        self.target = target
-        self.__name__ = f"materialized_{getattr(target, '__name__', 'op')}"
+    target: Any
+
+    @property
+    def __name__(self) -> str:
+        return f"materialized_{getattr(self.target, '__name__', 'op')}"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         result = self.target(*args, **kwargs)
@@ -108,14 +114,18 @@ class Materialized:
         return f"Materialized({self.target})"
 
 
+@plain
+@dataclass(frozen=True, repr=False)
 class OwnStorage:
     """Calls an op that counts from the start of its first operand's storage, or copies that storage from its
     start, on a copy that has a storage of its own.
     """
 
-    def __init__(self, target: Any) -> None:
-        self.target = target
-        self.__name__ = f"own_storage_{getattr(target, '__name__', 'op')}"
+    target: Any
+
+    @property
+    def __name__(self) -> str:
+        return f"own_storage_{getattr(self.target, '__name__', 'op')}"
 
     def __call__(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         alone = x.storage_offset() == 0 and x.untyped_storage().nbytes() == x.numel() * x.element_size()

@@ -105,8 +105,15 @@ class Exported:
         self._graphs: list[fx.GraphModule] = []
         entry = dispatcher_of(self._compiled(self._backend)).entries[0]
         if len(self._graphs) != 1:
-            cause = "parts of it run in eager PyTorch" if self._graphs else "nothing of it runs on tensors"
-            raise refused("it is not one graph", cause)
+            calls = entry.info.data.gm is not None and entry.info.data.ops > 0
+            whole = (
+                "it is cut where data decides a size or a branch"
+                if calls
+                else "nothing of it runs on tensors"
+            )
+            raise refused(
+                "it is not one graph", "parts of it run in eager PyTorch" if self._graphs else whole
+            )
         self._entry, self.graph_module = entry, self._graphs[0]
         self.guards = tuple(map(str, entry.info.guards))
         self._refuse_numbers()

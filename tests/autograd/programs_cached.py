@@ -206,6 +206,17 @@ def a_cache_that_grows(compile: Compile) -> None:
 
 
 @program
+def complex_rotations(compile: Compile) -> None:
+    """Aten calls that give views, whose results are copied."""
+
+    def rotate(x: torch.Tensor, turns: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * torch.view_as_complex(turns)
+        return torch.view_as_real(pairs).flatten(-2)
+
+    beside_eager(compile, rotate, torch.randn(3, 8, requires_grad=True), torch.randn(4, 2))
+
+
+@program
 def sizes_that_data_decides(compile: Compile) -> None:
     fast = compile(lambda x: x[x > 0].exp().sum() * 2)
     for n in (20, 30, 40):

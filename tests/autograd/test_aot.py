@@ -454,6 +454,13 @@ def test_lazy_conjugates_of_temporaries():
     check(f, torch.randn(3, dtype=torch.complex128).requires_grad_())
 
 
+@pytest.mark.regression
+@pytest.mark.parametrize("number", [2j, 1 - 3j])
+def test_gradients_of_products_with_a_complex_number(number):
+    x = torch.randn(3, dtype=torch.complex64).requires_grad_()
+    check(lambda x: (torch.view_as_real(x * number), torch.view_as_real(number / x)), x)
+
+
 def test_as_strided_counts_from_the_storage():
     def f(x):
         y = x.clone()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.base.events import counters
 
 Program = Callable[[torch.Tensor, torch.Tensor], Any]
 
@@ -159,3 +160,60 @@ def test_a_view_that_is_turned_in_place_counts_as_a_write() -> None:
         x = torch.ones(3, 4)
         run(x)
         assert x._version == 1
+
+
+def _bytes_of_a_cache(cache: torch.Tensor, x: torch.Tensor, at: torch.Tensor) -> Any:
+    """PyTorch writes no positions of float8."""
+    cache.view(torch.uint8)[:, at] = x.to(cache.dtype).view(torch.uint8)
+    cache.view(torch.uint8).transpose(0, 1).index_copy_(0, at - 1, x.to(cache.dtype).view(torch.uint8).mT)
+    return cache.float().sum(1)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_writes_through_a_view_of_another_dtype(dtype: torch.dtype) -> None:
+    ours, eager = torch.zeros(2, 8).to(dtype), torch.zeros(2, 8).to(dtype)
+    counters.clear()
+    compiled = dynamotor.compile(_bytes_of_a_cache)
+    for n in (3, 4, 5):
+        x, at = torch.randn(2, n), torch.randperm(7)[:n] + 1
+        torch.testing.assert_close(compiled(ours, x, at), _bytes_of_a_cache(eager, x, at))
+        assert torch.equal(ours.view(torch.uint8), eager.view(torch.uint8))
+    assert "DM237" not in str(counters["fallback"]) and not counters["breaks"]
+
+
+def _mantissas_are_cut(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.view(torch.int32).bitwise_and_(-(1 << 16))
+    return y * y
+
+
+def _a_leafs_mantissas_are_cut(x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        x.view(torch.int32).bitwise_and_(-(1 << 16))
+    return x * x
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("program", [_mantissas_are_cut, _a_leafs_mantissas_are_cut])
+def test_gradients_behind_a_write_through_a_view_of_another_dtype(
+    program: Callable[[torch.Tensor], torch.Tensor],
+) -> None:
+    x, results = torch.randn(3, 4), []
+    for function in (program, dynamotor.compile(program)):
+        leaf = x.clone().requires_grad_()
+        made = function(leaf)
+        made.sum().backward()
+        results.append([made, leaf, leaf.grad])
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+
+
+@pytest.mark.regression
+def test_a_write_through_a_view_with_larger_elements_runs_as_eagers() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        y.view(torch.int64)[:, 0] = 0
+        return y + 1
+
+    x = torch.randn(3, 4)
+    torch.testing.assert_close(dynamotor.compile(program)(x), program(x))

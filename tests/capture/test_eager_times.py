@@ -53,6 +53,18 @@ def two_graphs(x: torch.Tensor) -> torch.Tensor:
     return y.cos() + 1
 
 
+@pytest.mark.regression
+def test_a_wrapper_s_layout_may_be_asked_in_a_trial_run() -> None:
+    """An error of the mode would end the process."""
+    x, offsets = torch.ones(3, 2, requires_grad=True), torch.tensor([0, 1, 3])
+    with eager_times._OnlyComputes(1e9) as mode:
+        made = torch.nested.nested_tensor_from_jagged(x, offsets)
+        mode.end = 0.0
+        assert made.layout is torch.jagged and made.device.type == "cpu" and made.dim() == 3
+        with pytest.raises(eager_times._Noticed):
+            made.sin()
+
+
 def test_a_slow_callable_warns_once(measured: Any) -> None:
     (text,) = measured(two_graphs, torch.ones(3), compiled=1.6e-4, eager=2e-5)
     assert "slower than eager PyTorch" in text and "0.32 ms compiled, 0.04 ms in eager" in text

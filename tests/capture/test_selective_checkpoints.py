@@ -59,6 +59,23 @@ def by_lambda(x):
     )
 
 
+def policy_of(kept):
+    """A function whose policy is made inside and looks up a container from outside."""
+
+    def function(x):
+        def policy(context, op, *args, **kwargs):
+            return SAVE if op in kept else AGAIN
+
+        return checkpoint(
+            block,
+            x,
+            use_reentrant=False,
+            context_fn=functools.partial(create_selective_checkpoint_contexts, policy),
+        )
+
+    return function
+
+
 def gradients(function, x, backend=None):
     mine = x.clone().requires_grad_()
     first.grad = second.grad = None
@@ -80,6 +97,28 @@ def test_one_graph_with_the_gradients_of_eager(function, backend):
     got, _ = gradients(function, x, backend)
     assert counters["capture"]["graphs"] == 1 and not counters["breaks"] and not counters["fallback"]
     torch.testing.assert_close(got, gradients(function, x)[0])
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("kept", [[mm], (mm,), {mm}, {mm: [1]}], ids=["list", "tuple", "set", "dict"])
+def test_a_policy_made_inside_reads_containers_from_outside(kept):
+    x = torch.randn(8, 16, dtype=torch.float64)
+    counters.clear()
+    function = policy_of(kept)
+    got, saved = gradients(function, x, "native")
+    assert not counters["breaks"] and not counters["fallback"] and saved == [2 * x.nbytes]
+    torch.testing.assert_close(got, gradients(function, x)[0])
+
+
+@pytest.mark.regression
+def test_a_list_of_a_policy_may_change_between_calls():
+    kept, x = [mm], torch.randn(8, 16, dtype=torch.float64, requires_grad=True)
+    compiled = dynamotor.compile(policy_of(kept), backend="aot_eager")
+    for size in (2, 0):
+        with collect("partition") as events:
+            compiled(x).sum().backward()
+        assert [event.data["saved_bytes"] for event in events] == [size * x.nbytes]
+        kept.clear()
 
 
 def test_the_policy_decides_what_is_saved():

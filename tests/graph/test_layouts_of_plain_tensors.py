@@ -39,6 +39,18 @@ def test_pools_without_a_gradient_are_row_major(
         assert compiled(*inputs())[0].stride() == pooled(*inputs())[0].stride()
 
 
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_an_encoder_layer_without_gradients_is_row_major(norm_first: bool) -> None:
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, norm_first=norm_first).eval()
+    compiled = dynamotor.compile(layer)
+    for size in (4, 5, 6):
+        x = torch.randn(2, 8, size).mT
+        with torch.no_grad():
+            ours, eager = compiled(x), layer(x)
+        torch.testing.assert_close(ours, eager)
+        assert ours.stride() == eager.stride()
+
+
 IMAGE, UNSQUEEZED = (48, 1, 12, 3), (3, 1, 12, 3)  # the second one is no channels-last to PyTorch
 
 

@@ -48,6 +48,11 @@ ROWS: list[tuple[str, Callable[..., torch.Tensor], str]] = [
     ("renormalised", lambda x: torch.renorm(x, 2, 0, 1.0), "mk"),
     ("distances", lambda x, y: torch.cdist(x, y), "bmk bnk"),
     ("two vectors", lambda x, a, b: torch.addr(x, a, b), "mk m k"),
+    ("an identity", lambda x: x @ torch.eye(x.shape[1]) + torch.eye(x.shape[0], x.shape[1]), "mk"),
+    ("a trace", lambda x: x.trace() * x, "mk"),
+    ("angles", lambda x, y: torch.polar(x, y).real, "mk mk"),
+    ("angles of a complex number", lambda x: torch.view_as_real(torch.polar(x, x) * (1 - 2j)), "mk"),
+    ("fake numbers of four bits", lambda x: torch.fake_quantize_per_tensor_affine(x, 0.3, 0, -8, 7), "mk"),
 ]
 
 

@@ -1,10 +1,14 @@
 """Strides of results whose size data decides are eager's, also where it is 0 or 1 and operands are broadcast."""
 
+import math
+import random
+
 import pytest
 import torch
 
 import dynamotor
 from dynamotor.base.events import counters
+from dynamotor.graph.result_strides import viewed_stride
 
 FORMS = {
     "column": lambda y, t, row: y * t[:, None],
@@ -76,3 +80,52 @@ def test_a_size_beside_an_operand_of_fewer_dimensions_is_asked_for_nothing():
         x = torch.randn(n, 3)
         torch.testing.assert_close(compiled(x), program(x))
     assert counters["frames"]["captured"] == 1
+
+
+def _layouts(count):
+    """Shapes with sizes of 1 and the strides of parts of larger tensors, in any order."""
+    rng = random.Random(0)
+    for _ in range(count):
+        shape, step = [rng.choice((1, 1, 2, 3, 4)) for _ in range(rng.randint(1, 5))], 1
+        strides = [0] * len(shape)
+        for d in rng.sample(range(len(shape)), len(shape)):
+            strides[d] = step if shape[d] > 1 else rng.randint(0, 9)
+            step *= shape[d] * rng.choice((1, 1, 1, 2))
+        parts = [n for n in (*shape[:-2], math.prod(shape[-2:])) if n > 1]
+        for _ in range(rng.randint(0, 2)):
+            parts.insert(rng.randint(0, len(parts)), 1)
+        yield tuple(shape), tuple(strides), tuple(parts)
+
+
+@pytest.mark.regression
+def test_strides_of_views_are_eagers_where_a_dimension_has_size_one():
+    for shape, strides, seen_as in _layouts(2000):
+        try:
+            eager = torch.empty(5000).as_strided(shape, strides).view(seen_as).stride()
+        except RuntimeError:
+            eager = None
+        assert viewed_stride(shape, strides, seen_as) == eager, (shape, strides, seen_as)
+
+
+LAST = {
+    "last token": lambda n: torch.randn(2, n)[:, -1:],
+    "turned": lambda n: torch.randn(5, n)[:1].t(),
+    "column": lambda n: torch.randn(n, 5)[:, :1],
+    "inside": lambda n: torch.randn(n, 1, 5)[:, :, 2:3],
+}
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("part", LAST.values(), ids=LAST)
+def test_views_of_a_part_of_a_growing_tensor_take_one_program(part):
+    def program(x):
+        return x.view(-1, 1), x.view(x.shape) + 1
+
+    dynamotor.reset()
+    compiled = dynamotor.compile(program)
+    for n in range(4, 9):
+        x = part(n)
+        for ours, eager in zip(compiled(x), program(x), strict=True):
+            torch.testing.assert_close(ours, eager)
+            assert ours.stride() == eager.stride()
+    assert counters["frames"]["captured"] == 2 and not counters["specialised"]

@@ -153,3 +153,18 @@ def test_programs_of_one_function_have_dimensions_of_their_own() -> None:
     for run, given in ((first, (x, y)), (second, (x, y[:6]))):
         with pytest.raises(UsageError, match="DM115"):
             run(*given)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    ("program", "cause"),
+    [
+        (lambda x: x[x > 0], "data decides a size or a branch"),
+        (lambda x: torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)), "data decides a size or a branch"),
+        (lambda x: 3, "nothing of it runs on tensors"),
+    ],
+    ids=["size", "branch", "nothing"],
+)
+def test_a_program_that_is_not_one_graph_says_why(program: Any, cause: str) -> None:
+    with pytest.raises(UsageError, match=cause):
+        dynamotor.export(program, torch.randn(3))

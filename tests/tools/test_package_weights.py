@@ -283,3 +283,26 @@ def test_constants_of_a_method_that_another_writes_are_refused(tmp_path: Path) -
     dynamotor.package(tmp_path / "read.dm", {"read": programs["read"]})
     with pytest.raises(UsageError, match="DM114(.|\n)*ahead of time"):
         dynamotor.package(tmp_path / "both.dm", programs)
+
+
+class Rotated(torch.nn.Module):
+    """Rotary positions by complex factors, as in Meta's Llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("turns", torch.polar(torch.ones(16, 4), torch.randn(16, 4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * self.turns[: x.shape[1]]
+        return torch.view_as_real(pairs).flatten(-2)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("shapes", [None, {"x": {1: "n"}}], ids=["fixed", "dynamic"])
+def test_a_weight_may_be_complex(shapes: Any, tmp_path: Path) -> None:
+    model = Rotated()
+    dynamotor.export(model, torch.randn(2, 5, 8), dynamic_shapes=shapes).package(tmp_path / "x.dm")
+    loaded = dynamotor.load(tmp_path / "x.dm")
+    for size in (5,) if shapes is None else (5, 2, 16):
+        x = torch.randn(2, size, 8)
+        torch.testing.assert_close(loaded(x), model(x))

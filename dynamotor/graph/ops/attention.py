@@ -15,6 +15,7 @@ from ..bucket_padding import (
     broadcast_axes,
     is_padded,
 )
+from ..layouts import dense_as
 from ..op_definition import (
     Shape,
     define,
@@ -67,6 +68,10 @@ def _cpu_attention_layout(
     wide = torch.float64 if q.dtype is torch.float64 else torch.float32
     sums = TensorSpec((batch, heads, length), (length * heads, 1, heads), wide, q.device)
     return TensorSpec(q.shape, preserved_stride(q), q.dtype, q.device), sums
+
+
+# The layer of nn.TransformerEncoder without gradients: row-major, whatever the input's layout.
+define(aten._transformer_encoder_layer_fwd.default, layout=dense_as(0))
 
 
 # Gradients have the order batch, position, head, channel.

@@ -28,6 +28,7 @@ from ..op_definition import (
     layout,
     padding,
     question,
+    require,
     shape,
     shape_of_argument,
 )
@@ -113,6 +114,13 @@ def _arange_padding(call: Call) -> Padded:
     )
     size = settle(call.shape[0])
     return call.emit(((Run(size),) if type(size) is Size else axis_of(size),))
+
+
+@shape(aten.eye.default, aten.eye.m)
+def _eye_shape(n: Any, m: Any = None, **options: Any) -> Shape:
+    shape = (n, n if m is None else m)
+    require(all(size >= 0 for size in shape))
+    return shape
 
 
 @layout(aten.eye.default, aten.eye.m)

@@ -42,6 +42,7 @@ define(
     shape=lambda x, a, b, **kwargs: broadcast([x.shape, _product_shape(a, b)]),
     layout=row_major,
 )
+define(aten.trace.default, shape=lambda x: ())
 define(aten.addbmm.default, shape=lambda x, a, b, **kwargs: broadcast([x.shape, _product_shape(a, b)[1:]]))
 
 

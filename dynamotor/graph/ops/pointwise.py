@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -52,6 +53,7 @@ from ..op_definition import (
 )
 from ..result_strides import (
     iterated_stride,
+    preserved_stride,
 )
 from ..shapes import (
     iterated_operands,
@@ -113,10 +115,22 @@ def _glu_shape(x: TensorSpec, dim: int = -1) -> Shape:
     return tuple([n // 2 if d == dim % len(x.shape) else n for d, n in enumerate(x.shape)])
 
 
-@shape(aten.complex.default, contiguous=row_major)
+@shape(aten.complex.default, aten.polar.default, contiguous=row_major)
 def _complex_shape(real: TensorSpec, imaginary: TensorSpec) -> Shape:
     require_equal(real.shape, imaginary.shape)
     return real.shape
+
+
+@layout(
+    aten.fake_quantize_per_tensor_affine_cachemask.default,
+    aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default,
+    aten.fake_quantize_per_channel_affine_cachemask.default,
+    shape=lambda x, *args, **kwargs: [x.shape] * 2,
+)
+def _fake_quantize_layout(x: TensorSpec, *args: Any, **kwargs: Any) -> tuple[TensorSpec, TensorSpec]:
+    """The rounded values, and whether they are in range; PyTorch has no meta kernel."""
+    rounded = TensorSpec(x.shape, preserved_stride(x), x.dtype, x.device)
+    return rounded, replace(rounded, dtype=torch.bool)
 
 
 @requires(aten._prelu_kernel.default, shape=shape_of_argument(0), contiguous=row_major)

@@ -130,7 +130,7 @@ define(
     shape=shape_of_argument(0),
     layout=with_stride(in_row_major),
 )
-define(aten.index_fill.int_Scalar, shape=shape_of_argument(0))
+define(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, shape=shape_of_argument(0))
 define(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor, layout=with_stride(like_argument(0)))
 
 

@@ -81,7 +81,7 @@ def _look(x: TensorSpec, shape: Sequence[Any], stride: Sequence[Any], offset: An
 @shape(aten.view.default, aten._unsafe_view.default)
 def _view_shape(x: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
     shape = _without_free(x, shape)
-    if x.is_contiguous:
+    if _is_row_major(x):
         return _look(x, shape, contiguous_stride(shape))
     stride = viewed_stride(x.shape, x.stride, shape)
     if stride is None:
@@ -110,12 +110,14 @@ def _without_free(x: TensorSpec, shape: Sequence[Any]) -> Sequence[Any]:
     return shape
 
 
+def _is_row_major(x: TensorSpec) -> bool:
+    """Whether all strides are row-major: a dimension of size 1 may have any other, and keeps it."""
+    return equal(x.stride, contiguous_stride(x.shape)) or any(equal(n, 0) for n in x.shape)
+
+
 @layout(aten.view.default, aten._unsafe_view.default)
 def _view_layout(x: TensorSpec, shape: Any) -> Any:
-    exactly = equal(
-        x.stride, contiguous_stride(x.shape)
-    )  # a dimension of size 1 may have any other stride, and keeps it
-    return shapes_of(aten.view.default, x, shape) if exactly and 0 not in x.shape and 0 not in shape else PASS
+    return shapes_of(aten.view.default, x, shape) if _is_row_major(x) and 0 not in shape else PASS
 
 
 @padding(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default)
