@@ -89,8 +89,13 @@ template<class T> INL T rounded_(T r){
 #endif
  return r; }
 // Rounded once, whatever else reads the factors, where the processor can; in eager, too.
-template<class T> INL T fma_(T a,T b,T c){
 #if defined(__FMA__)||defined(__aarch64__)
+#define FUSED 1
+#else
+#define FUSED 0
+#endif
+template<class T> INL T fma_(T a,T b,T c){
+#if FUSED
  return a*rounded_(b)+c;
 #else
  return rounded_(a*b)+c;
@@ -140,6 +145,17 @@ ACROSS(hsum,x+y,x+y) ACROSS(hprod,x*y,x*y) ACROSS(hany,x|y,x|y)
 ACROSS(hmax,((x>y)|(x!=x))?x:y,(x>y||x!=x)?x:y) ACROSS(hmin,((x<y)|(x!=x))?x:y,(x<y||x!=x)?x:y)
 template<class T> INL int hor(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s|=lane(v,i); return s; }
 template<class T> INL int hand(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s&=lane(v,i); return s; }
+// Whether a mask is true in any lane.
+template<class T> INL bool some(T m){
+#ifdef __AVX512F__
+ if constexpr(sizeof(T)==64){ typedef int V __attribute__((vector_size(64)));
+ return __builtin_ia32_ptestmd512((V)m,(V)m,(short)-1); } else
+#endif
+#ifdef __AVX__
+ if constexpr(sizeof(T)==32){ typedef long long V __attribute__((vector_size(32)));
+ return !__builtin_ia32_ptestz256((V)m,(V)m); } else
+#endif
+ if constexpr(tr<T>::n==1) return m; else return hany(m); }
 template<class T,int N> struct mem { typedef T V
  __attribute__((vector_size(N*sizeof(T)),aligned(sizeof(T)),may_alias)); };
 template<class T> struct mem<T,1> { typedef T V __attribute__((may_alias)); };
@@ -256,7 +272,7 @@ template<class T> INL T at(T i,i64 n,bool wrap,i64*outside){
  if constexpr(tr<T>::n==1){ if(wrap&&i<0)i+=n;
   if((u64)i>=(u64)n){ __atomic_store_n(outside,1,0); i=0; } return i; }
  else { if(wrap) i=sel(lt(i,bc<T>(0)),i+n,i); const auto wrong=lt(i,bc<T>(0))|ge(i,bc<T>(n));
-  if(__builtin_expect(hany(wrong),0)){ __atomic_store_n(outside,1,0); i=sel(wrong,bc<T>(0),i); } return i; } }
+  if(__builtin_expect(some(wrong),0)){ __atomic_store_n(outside,1,0); i=sel(wrong,bc<T>(0),i); } return i; } }
 static __thread void* dm_room; static __thread i64 dm_room_size;
 static void* room(i64 bytes){ if(bytes>dm_room_size){ dm_room=realloc(dm_room,bytes+64); dm_room_size=bytes;
  } return (void*)(((u64)dm_room+63)&~63ul); }
@@ -443,6 +459,37 @@ template<class T> INL T sinh_(T x){ const T r=sinh_library(x); if constexpr(tr<T
  else { const T y=abs_(x); return sel(gt(y,bc<T>(88.f)),copysign_(half_exp_(y),x),r); } }
 template<class T> INL T cosh_(T x){ const T r=cosh_library(x); if constexpr(tr<T>::wide) return r;
  else { const T y=abs_(x); return sel(gt(y,bc<T>(88.f)),half_exp_(y),r); } }
+
+// == turned_: x less n times pi/2, as r-rest, of floats up to 2^17: near and the sum of rounding errors are exact
+template<class T> INL T turned_(T x,T n,T&rest){ const T high=bc<T>(1.57079625f),middle=bc<T>(7.54978942e-8f);
+ const T near=fma_(-high,n,x),c=rounded_(middle*n),r=near-c;
+ rest=fma_(bc<T>(5.39030253e-15f),n,fma_(middle,n,-c)+(c-(near-r))); return r; }
+template<class T,class F> INL T or_beyond(T x,T y,F library){ const auto far=gt(abs_(x),bc<T>(131072.f));
+ return __builtin_expect(some(far),0)?sel(far,library(x),y):y; }
+
+// == wave_: the sine of x and so many quarters of a turn: sine or cosine of the rest
+template<class T> INL T wave_(T x,int quarters){ typedef typename tr<T>::I I; const T t=x*0.636619772f+12582912.f;
+ T rest; const T r=turned_(x,t-12582912.f,rest),z=r*r,h=r*-0.5f; const I k=bits<I>(t)+quarters;
+ T p=z*-1.9507474e-4f+8.332104e-3f; p=p*z-0.16666654f; const T sine=r-(rest-z*(r*p+rounded_(rest*0.5f)));
+ T q=z*2.442943e-5f-1.3887294e-3f; q=q*z+4.1666646e-2f;
+ const T w=fma_(h,r,bc<T>(1)),cosine=w+(fma_(h,r,1-w)+(z*z*q+rounded_(r*rest)));
+ return bits<T>(bits<I>(sel(ne(k&1,bc<I>(0)),cosine,sine))^(k>>1<<31)); }
+
+// == sin_: of floats here, up to 2^17
+template<class T> INL T sin_(T x){ if constexpr(tr<T>::wide||!FUSED) return sin_library(x);
+ else return or_beyond(x,wave_(x,0),[](T x){ return sin_library(x); }); }
+
+// == cos_: of floats here, up to 2^17
+template<class T> INL T cos_(T x){ if constexpr(tr<T>::wide||!FUSED) return cos_library(x);
+ else return or_beyond(x,wave_(x,1),[](T x){ return cos_library(x); }); }
+
+// == tan_: of floats here, up to 2^17; inverted where the multiple of pi/2 is odd
+template<class T> INL T tan_(T x){ typedef typename tr<T>::I I; if constexpr(tr<T>::wide||!FUSED) return tan_library(x);
+ else { T t=x*0.636619772f+12582912.f,rest; const T r=turned_(x,t-12582912.f,rest),z=r*r;
+ T p=z*4.5012506e-3f-1.5669684e-4f; p=p*z+1.1023372e-2f; p=p*z+2.1212999e-2f; p=p*z+5.4072518e-2f; p=p*z+0.13332562f;
+ p=p*z+0.33333352f; const T s=z*(r*p-rounded_(1.4f*rest))-rest,high=r+s,low=(r-high)+s,q=-1/high;
+ const T y=sel(ne(bits<I>(t)&1,bc<I>(0)),q+q*(fma_(high,q,bc<T>(1))+low*q),high);
+ return or_beyond(x,y,[](T x){ return tan_library(x); }); } }
 
 // == sigmoid_: by exp_
 template<class T> INL T sigmoid_(T x){ return 1/(1+exp_(-x)); }

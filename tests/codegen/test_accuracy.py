@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.codegen import cpp_kernel, cpp_prelude
 
 MOST = {
     "tanh": (torch.tanh, 2.7),
@@ -14,8 +15,17 @@ MOST = {
     "log": (lambda x: x.abs().log(), 1.2),
     "log1p": (lambda x: x.abs().log1p(), 1.0),
     "sin": (torch.sin, 0.8),
+    "cos": (torch.cos, 0.8),
+    "tan": (torch.tan, 1.2),
     "softplus": (torch.nn.functional.softplus, 1.8),
 }
+
+
+def units(value, exact):
+    """The most units of the last place by which a value of float32 is off."""
+    size = exact.float().abs()
+    unit = (torch.nextafter(size, torch.tensor(torch.inf)) - size).double()
+    return ((value.double() - exact).abs() / unit).max()
 
 
 @pytest.mark.parametrize("name", MOST)
@@ -24,7 +34,28 @@ def test_units_of_the_last_place(name):
     generator = torch.Generator().manual_seed(0)
     scales = torch.tensor([[6.0], [0.5], [0.02]])
     x = (torch.randn(3, 40_000, generator=generator) * scales).flatten()
-    exact = function(x.double())
-    unit = (torch.nextafter(exact.float().abs(), torch.tensor(torch.inf)) - exact.float().abs()).double()
-    assert ((dynamotor.compile(function)(x).double() - exact).abs() / unit).max() < most
+    assert units(dynamotor.compile(function)(x), function(x.double())) < most
     assert torch.equal(dynamotor.compile(function)(x[:77]), dynamotor.compile(function)(x)[:77])  # any width
+
+
+@pytest.mark.skipif(cpp_kernel.machine_width() < 8, reason="the C library's function")
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_angles_beside_each_multiple_of_a_quarter_turn(name):
+    """Zeros and poles, where the difference of angle and multiple has few digits."""
+    function, most = MOST[name]
+    turns = torch.arange(83_000, dtype=torch.float64).mul(torch.pi / 2).float()
+    x = torch.cat([turns, turns.nextafter(torch.tensor(torch.inf)), -turns, turns + 0.7])
+    assert units(dynamotor.compile(function)(x), function(x.double())) < most
+    assert "turned_(" in cpp_prelude.prelude(f"{name}_(v1)", {16})
+
+
+@pytest.mark.parametrize("name", ["sin", "cos", "tan"])
+def test_an_angle_beyond_the_limit_changes_no_other(name):
+    function = MOST[name][0]
+    x = torch.linspace(-9.0, 9.0, 64)
+    far = x.clone()
+    far[5::7] = torch.tensor([1e6, torch.inf, -3e38, torch.nan, 131073.0, -1e9, 2e5, torch.inf, 1e20])
+    got, near = dynamotor.compile(function)(far), dynamotor.compile(function)(x)
+    same = far == x
+    assert torch.equal(got[same], near[same])
+    torch.testing.assert_close(got, function(far), equal_nan=True)

@@ -104,7 +104,7 @@ def test_over_all_exponents(name, dtype):
     )
 
 
-@pytest.mark.parametrize("name", ["sin", "log10", "exp", "erf", "atan2"])
+@pytest.mark.parametrize("name", ["sin", "cos", "tan", "log10", "exp", "erf", "atan2"])
 @pytest.mark.parametrize("dtype", PATTERNS)
 def test_a_result_does_not_depend_on_its_place(name, dtype):
     function = dynamotor.compile(lambda *inputs: getattr(torch, name)(*inputs))
