@@ -325,6 +325,9 @@ template<class T> INL T clamp_(T x,float low,float high){
  return (T)__builtin_ia32_minps512_mask(bc<T>(high),x,x,(short)-1,4); } else
 #endif
  { x=sel(lt(x,bc<T>(low)),bc<T>(low),x); return sel(gt(x,bc<T>(high)),bc<T>(high),x); } }
+// c + c' x + c'' x x + ...
+template<class T> INL T poly(T x,double c){ return bc<T>((typename tr<T>::E)c); }
+template<class T,class...C> INL T poly(T x,double c,C...rest){ return poly(x,rest...)*x+(typename tr<T>::E)c; }
 // == more_ less_: a value and its position become those of another where that is beyond, or as far and before
 #define TRACK(name,o) template<class T,class P> INL void name(T&best,P&at,T x,P here){ \
  const auto first=here<at; const auto odd=x!=x; auto m=(x o best)|(odd&(best==best)); \
@@ -402,9 +405,21 @@ template<class T> INL T log_(T x){ typedef typename tr<T>::I I;
  r=sel(eq(x,bc<T>(__builtin_inff())),x,r); r=sel(eq(x,bc<T>(0.f)),bc<T>(-__builtin_inff()),r);
  return sel(lt(x,bc<T>(0.f))|ne(x,x),bc<T>(__builtin_nanf("")),r); } }
 
-// == erf_: floats here, doubles from the library
+// == erf_: of floats a quotient; of doubles a series beside the nearest of 762 places, filled when the unit is loaded
+namespace { struct ErfPlaces { double at[2*1024]; ErfPlaces(){ for(int i=0;i<762;i++){ const long double r=i/128.l;
+ at[2*i]=__builtin_erfl(r); at[2*i+1]=1.128379167095512573896l*__builtin_expl(-r*r); } } };
+template<class T> struct erf_places { static const ErfPlaces of; }; template<class T> const ErfPlaces erf_places<T>::of; }
+template<class T> INL T erf_wide(T x){ typedef typename tr<T>::I I; const double*of=erf_places<typename tr<T>::E>::of.at;
+ const double whole=6755399441055744.; T y=abs_(x); y=sel(gt(y,bc<T>(5.93)),bc<T>(5.93),y); const T b=y*128+whole;
+ const I i=(bits<I>(b)&1023)*2; const T r=(b-whole)*0.0078125,d=y-r,q=r*r;
+ const T height=lanes<T>([=](int n){ return of[lane(i,n)]; }),slope=lanes<T>([=](int n){ return of[lane(i,n)+1]; });
+ T s=r*poly(q,-1./6,2./9,-2./45)-rounded_(d*(1./42)); s=s*d+poly(q,0.1,-0.4,2./15); s=s*d+rounded_(r*(0.5-q*(1./3))); 
+ s=s*d+poly(q,-1./3,2./3); s=s*d-r; const T part=slope*d,far=height+(part*d*s+part),z=x*x;
+ const T near=x*1.1283791670955126+rounded_(x*(z*poly(z,-0.37612638903183754,0.11283791670955931,-0.02686617064664151,
+ 0.005223977710947899,-0.0008548288017984178,0.00011999565386253541)+1.533545961316588e-17));
+ return sel(lt(y,bc<T>(0.125)),near,copysign_(far,x)); }
 template<class T> INL T erf_(T x){
- if constexpr(tr<T>::wide) return erf_library(x);
+ if constexpr(tr<T>::wide) return erf_wide(x);
  else { x=clamp_(x,-4.f,4.f); T z=x*x;
  T p=z*0.00022905065861350646f+0.0034082910107109506f; p=p*z+0.050955695062380861f;
  p=p*z+0.18520832239976145f; p=p*z+1.128379143519084f;
@@ -490,6 +505,37 @@ template<class T> INL T tan_(T x){ typedef typename tr<T>::I I; if constexpr(tr<
  p=p*z+0.33333352f; const T s=z*(r*p-rounded_(1.4f*rest))-rest,high=r+s,low=(r-high)+s,q=-1/high;
  const T y=sel(ne(bits<I>(t)&1,bc<I>(0)),q+q*(fma_(high,q,bc<T>(1))+low*q),high);
  return or_beyond(x,y,[](T x){ return tan_library(x); }); } }
+
+// == erfc_: from 0.4765 on e**(-y*y) P(t)/(2y+1), t=(y-k)/(y+k); the rounding errors of y*y, t, P and the quotients are added
+// Where k is these numbers, the first coefficients of P have hardly any.
+template<class T> INL T erfc_(T x){ if constexpr(!FUSED) return erfc_library(x); else {
+ typedef typename tr<T>::I I; typedef typename tr<T>::E E; constexpr bool wide=tr<T>::wide;
+ const int digits=wide?52:23,bias=wide?1023:127;
+ const E k=wide?3.5400390625:2.265625,end=wide?27.3:10.1,whole=wide?6755399441055744.:12582912.;
+ T y=abs_(x); y=sel(gt(y,bc<T>(end)),bc<T>(end),y);
+ const T square=rounded_(y*y),b=square*(E)-1.4426950408889634+whole,n=b-whole; T r=fma_(bc<T>(
+ wide?-0.69314718036912382:-0.693359375),n,-square);
+ r=r-fma_(n,bc<T>(wide?1.9082149292705877e-10:-2.12194440e-4),fma_(y,y,-square));
+ const T sum=y+k,odd=y+y+1,both=1/(sum*odd),high=y-k,t=rounded_(high*(both*odd)),inverse=both*sum; T s,p,near;
+ if constexpr(wide){
+ s=poly(r,0.5000000000000013,0.16666666666666685,0.04166666666651117,0.008333333333315918,0.00138888889480444,
+ 0.0001984126989880591,2.4801488929715577e-05,2.755723268541503e-06,2.763162978020398e-07,2.511273148042156e-08);
+ p=poly(t,-0.14011533551686745,-0.008116440315013263,0.09501680513163441,-0.11421701007803728,0.08889600238659515,
+ -0.05054858717645915,0.020585141124045126,-0.005014334341243698,-6.0292347777713296e-05,0.0005651261018575925,
+ -0.00015627318541320875,-3.21919801190916e-05,2.6930728472126942e-05,1.0181894952415685e-07,-3.8984568842027466e-06,
+ 3.3953320913369194e-07,5.818102445216048e-07,-6.983891310419623e-08,-8.776479719414547e-08,7.722138332422152e-09,
+ 9.653371951796288e-09);
+ near=poly(square,1.1283791670955126,-0.37612638903182993,0.11283791670892486,-0.026866170623843316,0.005223977246178388,
+ -0.0008548287849207102,0.00012052899110853797,-1.4835726434189724e-05,1.4629470770459352e-06); }
+ else { s=poly(r,0.5,0.16666515,0.041666456,0.0083692465,0.001393578);
+ p=poly(t,-0.11115343,-0.12868345,0.16499384,-0.084626816,0.012759255,0.00774654,-0.0027774023,-0.0008857539,0.00037419223);
+ near=poly(square,1.1283791,-0.37612385,0.11280147,-0.026630549,0.0045108646); }
+ const E first=wide?1.2415526421129113:1.2705969; s=r*r*s+r; const T part=rounded_(t*p); p=part+first;
+ const T t_low=(fma_(-t,sum,high)-t*(y-(sum-k))+(y-(high+k)))*both*odd;
+ const T q=rounded_(p*inverse),low=(fma_(-q,odd,p)-q*(y+y-(odd-1))+((first-p)+part))*inverse-rounded_(q*(t_low*t*0.25f));
+ const I e=bits<I>(b)-bits<I>(bc<T>(whole)); // down to subnormal numbers: in two steps
+ const T z=(q+(q*s+(low*s+low)))*bits<T>((e+(bias+64))<<digits)*(E)0x1p-64;
+ return sel(lt(y,bc<T>(0.4765f)),1-x*near,sel(lt(x,bc<T>(0)),2-z,z)); } }
 
 // == sigmoid_: by exp_
 template<class T> INL T sigmoid_(T x){ return 1/(1+exp_(-x)); }
