@@ -215,19 +215,17 @@ class Emitter:
     def over(self, name: str, tasks: Dim, count: str, inside: str) -> str:
         """A loop of `name` up to `count`, on several threads when that pays for `tasks` tasks.
 
-        Where the call decides, a call on one thread does not pay for OpenMP, which takes as long as a small
-        kernel.
+        A call on one thread does not pay for OpenMP, which takes as long as a small kernel.
         """
         work = self.work()
         if config.threads == 1 or is_one(tasks) or type(work) is int and work < PARALLEL_WORK:
             return loop(name, count, inside)
+        pays = "true"
         if type(tasks) is Size or type(work) is Size:
             pays = f"{self.number(work)}>={PARALLEL_WORK}&&{self.number(tasks)}>1"
-            part = loop(name, "last_", inside, start="first_")
-            tasks_of = f"over({pays},last_,{config.threads or 0},[=](i64 first_,i64 last_){{{part}}});"
-            return f"{{const i64 first_=0,last_={count};{tasks_of}}}"
-        clause = f" num_threads({config.threads})" if config.threads else ""
-        return f"\n#pragma omp parallel for schedule(static){clause}\n{loop(name, count, inside)}"
+        part = loop(name, "last_", inside, start="first_")
+        tasks_of = f"over({pays},last_,{config.threads or 0},[=](i64 first_,i64 last_){{{part}}});"
+        return f"{{const i64 first_=0,last_={count};{tasks_of}}}"
 
     def chunks(self, rows: Dim, least: int | str, nbytes: Dim) -> tuple[str, str]:
         """In how many parts rows with sums of `nbytes` each are gone through, and the line that computes it

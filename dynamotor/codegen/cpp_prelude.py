@@ -51,6 +51,7 @@ def prelude(functions: str, widths: set[int], random: bool = False, sizes: bool 
             *(_width(w) for w in sorted(widths | _room(bool(library)))),
             _SECTIONS["core"],
             *([_SECTIONS["sizes"]] if sizes else []),
+            *([_SECTIONS["threads"]] if "over(" in functions else []),
             _SECTIONS["math"],
             *([_SECTIONS["library"], library] if library else []),
             *reversed(math),

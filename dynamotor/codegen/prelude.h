@@ -287,16 +287,18 @@ INL i64 up(i64 a,i64 b){ return (a+b-1)/b; }
 // Parts in which n rows with sums of `bytes` each are gone through: `least` where it pays, in 4 MB.
 static i64 parts(bool pays,i64 n,i64 least,i64 bytes){ i64 c=min(n,pays?least:1);
  while(c>1&&c*bytes>1<<22) c/=2; return max(c,1); }
-// Tasks 0 to n, in as many parts as threads where that pays. A part's numbers are copies, so no store can
-// change them.
-extern "C" { int omp_get_max_threads(); int omp_get_num_threads(); int omp_get_thread_num(); }
-template<class F> static __attribute__((noinline)) void part_(F f,i64 first,i64 last){ f(first,last); }
-template<class F> static void over(bool pays,i64 n,int threads,F f){ if(!pays){ part_(f,0,n); return; }
-#pragma omp parallel num_threads(threads?threads:omp_get_max_threads())
- { const i64 t=omp_get_thread_num(),k=omp_get_num_threads(); part_(f,n*t/k,n*(t+1)/k); } }
 static __thread void* dm_row; static __thread i64 dm_row_size;
 static void* row_room(i64 bytes){ if(bytes>dm_row_size){ dm_row=realloc(dm_row,bytes+64); dm_row_size=bytes;
  } return (void*)(((u64)dm_row+63)&~63ul); }
+
+// == threads: tasks 0 to n, in as many parts as threads where that pays
+// A part's numbers are copies, so no store can change them. OpenMP takes as long as a small kernel, on one thread, too.
+extern "C" { int omp_get_max_threads(); int omp_get_num_threads(); int omp_get_thread_num(); }
+template<class F> static __attribute__((noinline)) void part_(F f,i64 first,i64 last){ f(first,last); }
+template<class F> static void over(bool pays,i64 n,int threads,F f){ threads=threads?threads:omp_get_max_threads();
+ if(!pays||threads<2){ part_(f,0,n); return; }
+#pragma omp parallel num_threads(threads)
+ { const i64 t=omp_get_thread_num(),k=omp_get_num_threads(); part_(f,n*t/k,n*(t+1)/k); } }
 
 // == math: what every kernel may use
 #define LANE1(name,ff,fd) template<class T> INL T name(T x){ if constexpr(tr<T>::n==1){ \
