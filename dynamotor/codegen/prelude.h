@@ -108,18 +108,24 @@ template<class T,class A> INL T whole(A x){
 template<class T,class A> INL T bits(A x){ return __builtin_bit_cast(T,x); }
 #define CMP(name,o) template<class T> INL auto name(T a,T b){ return narrow(a o b); }
 CMP(lt,<) CMP(le,<=) CMP(gt,>) CMP(ge,>=) CMP(eq,==) CMP(ne,!=)
-template<class T> INL T max_(T a,T b){
-#ifdef __AVX512F__
- if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){
- T m=(T)__builtin_ia32_maxps512_mask(a,b,b,(short)-1,4); return a!=a?a:m; } else
+// The processor's maximum is b where either is NaN, or both are zeros. Of integers, GCC finds it.
+#if defined(__AVX512F__) && !defined(__clang__)
+#define WIDEST(name,a,b) if constexpr(same_vector<T,float,64>) m=(T)__builtin_ia32_##name##ps512_mask(a,b,b,(short)-1,4); \
+ else if constexpr(same_vector<T,double,64>) m=(T)__builtin_ia32_##name##pd512_mask(a,b,b,(char)-1,4); else
+#else
+#define WIDEST(name,a,b)
 #endif
- return (a>b)|(a!=a)?a:b; }
-template<class T> INL T min_(T a,T b){
-#ifdef __AVX512F__
- if constexpr(__is_same(typename tr<T>::E,float)&&tr<T>::n==16){
- T m=(T)__builtin_ia32_minps512_mask(a,b,b,(short)-1,4); return a!=a?a:m; } else
+#ifdef __AVX__
+#define WIDE(name,a,b) if constexpr(same_vector<T,float,32>) m=(T)__builtin_ia32_##name##ps256(a,b); \
+ else if constexpr(same_vector<T,double,32>) m=(T)__builtin_ia32_##name##pd256(a,b); else
+#else
+#define WIDE(name,a,b)
 #endif
- return (a<b)|(a!=a)?a:b; }
+template<class T,class E,int N> constexpr bool same_vector=__is_same(typename tr<T>::E,E)&&sizeof(T)==N;
+#define EXTREME(name,o) template<class T> INL T name##_(T a,T b){ \
+ if constexpr(!__is_same(typename tr<T>::E,float)&&!__is_same(typename tr<T>::E,double)) return a o b?a:b; \
+ else { T m; WIDEST(name,a,b) WIDE(name,a,b) return (a o b)|(a!=a)?a:b; return a!=a?a:m; } }
+EXTREME(max,>) EXTREME(min,<)
 template<class T> INL auto lane(T v,int i){ if constexpr(tr<T>::n==1) return v; else return v[i]; }
 #if defined(__has_builtin) && __has_builtin(__builtin_shufflevector)
 template<class E,int N> struct halves { typedef E V __attribute__((vector_size(N/2*sizeof(E)))); V x,y; };

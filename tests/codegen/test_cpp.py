@@ -103,9 +103,15 @@ def test_what_is_laid_out_is_the_same_program(name):
 def test_sixty_four_bit_values_halve_the_lanes():
     with config.patch(isa="avx512"):
         for dtype, width in ((torch.float32, 16), (torch.float64, 8)):
-            assert cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(256, dtype=dtype))[0]).widths == {
-                width
-            }
+            x = torch.zeros(256, dtype=dtype)
+            assert cpp.emit_kernel(kernels(lambda x: x.exp(), x)[0]).widths == {width}
+            assert cpp.emit_kernel(kernels(lambda x: x + 1, x)[0]).widths == {width // 2}  # waits for memory
+        assert cpp.emit_kernel(kernels(lambda x: x + 1, torch.zeros(256, dtype=torch.uint8))[0]).widths == {
+            32
+        }
+        assert cpp.emit_kernel(kernels(lambda x: -x, torch.zeros(256).bfloat16())[0]).widths == {32}
+        uneven = cpp.emit_kernel(kernels(lambda x: -x, torch.zeros(259).bfloat16())[0])
+        assert uneven.widths == {32, 16} and "ld<F16>" in uneven.source
 
 
 def test_the_unit_includes_nothing():
