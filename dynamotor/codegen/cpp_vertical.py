@@ -38,6 +38,7 @@ from .cpp_sums import Strips, loses
 MOST_UNROLLED = 24  # expressions of a kernel of which several blocks of rows go side by side
 TASKS = 8  # blocks of rows, for threads, that are worth more than blocks side by side
 ROOM = 1 << 18  # bytes of values that are kept between passes, on the stack
+_CLOSE = (1, 2)  # steps of loads without lanes of their own
 _NO_VECTORS = ("rand", "masked", "wrap_index")
 
 
@@ -60,8 +61,8 @@ def vertical_rows(kernel: Kernel) -> Var | None:
     places = [e.args[1] for e in loads] + [s.index for s in stores]
     inner = [e.args[1] for e in loads if along in e.vars] or [e.args[1] for e in loads]  # of a repeated value
     for v in kernel.outer:
-        beside = sum(is_one(place.coefficient(v) or 0) for place in inner)
-        behind = sum(is_one(place.coefficient(along) or 0) for place in inner)
+        beside = sum(place.coefficient(v) in _CLOSE for place in inner)
+        behind = sum(place.coefficient(along) in _CLOSE for place in inner)
         even = all(place.coefficient(v) is not None for place in places)
         if even and beside > behind and type(v.size) is int and v.size >= machine_width():
             return v

@@ -164,12 +164,9 @@ def _position(
     kind: ReduceKind, ctx: LoopBuilder, x: LoopValue, dim: int | None = None, keepdim: bool = False
 ) -> LoopValue:
     decline_if(x.dtype is BOOL or not x.shape or not numel(x.shape), "bool, 0-d or empty operand")
-    if dim is None:
-        flat = views.reshape(x, (numel(x.shape),))
-        flat = ctx.reduce(kind, flat, [0], dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype))
-        return views.reshape(flat, ctx.spec.shape)
+    dims = range(len(x.shape)) if dim is None else [dim]  # a position in all counts them in order
     return ctx.reduce(
-        kind, x, [dim], keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)
+        kind, x, dims, keepdim=keepdim, dtype=I64, compute=COMPUTE_TYPE[x.dtype], fn=_held(x.dtype)
     )
 
 

@@ -69,6 +69,16 @@ def test_other_instruction_sets(isa, _vertical):
     assert any(_vertical)
 
 
+@pytest.mark.parametrize("isa", ["", "avx2", "portable"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.uint8], ids=str)
+def test_every_second_element_of_the_memory(isa, dtype, _vertical):
+    if isa and isa in cpp_kernel.ISAS and not cpp_kernel.ISAS[isa].is_here:
+        pytest.skip("another processor")
+    x = torch.randint(0, 90, (33, 150)).to(dtype)[:, ::2]
+    same(lambda x: (x.argmax(0), x.min(0)), x, isa)
+    assert all(_vertical) or isa == "portable" and dtype is torch.float64  # two lanes are none
+
+
 def test_rows_whose_own_elements_follow_each_other_keep_their_vectors(_vertical):
     same(lambda x: x.softmax(1), torch.randn(64, 64))
     same(lambda x: x.max(1), torch.randn(64, 64))

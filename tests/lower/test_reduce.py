@@ -68,6 +68,21 @@ def test_the_first_of_several_largest_is_found_whatever_the_loop_order():
     check(lambda x, y: (x.argmax(), x.argmin(), y.argmax(), y.argmax(0), y.argmin(2)), x, y)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+def test_positions_in_a_whole_tensor_count_in_its_order_whatever_that_of_memory(order):
+    """Of equal values the first one of the tensor, which memory may have behind another; NaN before all."""
+    x = torch.randint(0, 5, (20, 33, 17)).float()
+    odd = x.clone()
+    odd[3, 30, 2] = odd[17, 1, 16] = torch.nan
+    function = lambda x: (x.argmax(), x.argmin(), x.argmax(keepdim=True))  # noqa: E731
+    for one in (x, odd, x.to(torch.uint8), x.double()):
+        check(function, one.permute(order), kernels=1)
+    (node,) = [
+        n for n in dynamotor.lower(torch.argmax, x.permute(order)).loops.splitlines() if "argmax(" in n
+    ]
+    assert "//" not in node and "%" not in node  # goes along the memory
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.int32, torch.uint8]
 )
