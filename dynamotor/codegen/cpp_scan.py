@@ -22,8 +22,15 @@ class ScanEmitter(Emitter):
     def text(self) -> str:
         k = self.kernel
         row = CppScope(self.top, [(v, self.vars[v]) for v in k.outer])
-        for s in k.statements():
-            if isinstance(s, ScanStatement):
+        scans = [s for s in k.statements() if isinstance(s, ScanStatement)]
+        beside = {(s.kind.removeprefix("arg"), s.expr): s for s in scans if s.kind.startswith("arg")}
+        # A running extreme of floats is the value at its position, which costs nothing: its branch is
+        # foreseen, where each maximum would wait for the one before. Integers have ties, and quicker maxima.
+        floats = [s for s in scans if s.expr.dtype.is_floating_point]
+        self.at = {s.id: beside[s.kind, s.expr] for s in floats if (s.kind, s.expr) in beside}
+        self.done: set[int] = set()
+        for s in scans:
+            if s.id not in self.at:
                 row.lines.append(f"{ctype(s.expr.dtype, 1)} a{s.id}={reduce_start(s.kind, s.expr.dtype)};")
                 row.lines += [f"i64 a{s.id}at=0;"] if s.kind.startswith("arg") else []
         self._nest(k.inner, row)
@@ -46,8 +53,17 @@ class ScanEmitter(Emitter):
 
     def _step(self, s: ScanStatement, scope: CppScope) -> None:
         """One element more in a running result."""
+        if s.id in self.done:
+            return
+        self.done.add(s.id)
         value, best = self.body.value(s.expr, scope), f"a{s.id}"
-        if s.kind.startswith("arg"):  # the last of equal values; a NaN stays, and a later one takes its place
+        if s.id in self.at:
+            self._step(self.at[s.id], scope)
+            best = f"a{self.at[s.id].id}"
+            result, kept = best, ctype(s.expr.dtype, 1)
+        elif s.kind.startswith(
+            "arg"
+        ):  # the last of equal values; a NaN stays, and a later one takes its place
             sign = ">=" if s.kind == "argmax" else "<="
             assert s.position is not None
             place = self.body.index(s.position, scope)

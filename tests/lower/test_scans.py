@@ -4,6 +4,7 @@ import pytest
 import torch
 from harness import check
 
+import dynamotor
 from dynamotor.base.config import config
 
 RUNNING = {
@@ -87,3 +88,18 @@ def test_what_does_not_fit_has_a_kernel_of_its_own():
     check(lambda x: torch.cumsum(x.view(6, 5, 10), 2).view(6, 50) + x, x, tolerance=1e-5)
     check(lambda x: x.view(3, 2, 50).cumsum(0).view(6, 50).cumsum(1) + x, x, tolerance=1e-4)
     check(lambda x: (x * 2, torch.cumsum((x * 2).view(3, 2, 50), 1).sum()), x, tolerance=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8])
+def test_running_extremes_with_ties_and_nan_have_their_values_and_positions(dtype):
+    x = torch.randint(0, 4, (9, 70)).to(dtype)
+    if dtype.is_floating_point:
+        x[2, 30] = x[2, 50] = x[5, 0] = torch.nan
+        x[3, ::7], x[4] = -0.0, torch.inf
+    for dim in (0, 1):
+        check(lambda x, dim=dim: (*x.cummax(dim), *x.cummin(dim), x.cummax(dim)[0] + 1), x)
+
+
+def test_a_running_maximum_of_floats_is_the_value_at_its_position():
+    code = str(dynamotor.lower(lambda x: x.cummax(1), torch.randn(9, 70)).code)
+    assert "max_(" not in code[code.index('extern "C" void ') :]
