@@ -172,7 +172,7 @@ def rows_of(number: int, plan: dict[str, Any]) -> list[dict[str, Any]]:
     torch.manual_seed(0)
     case = cases()[number]
     kinds = [(d, k, s) for d in plan["dtypes"] for k in plan["layouts"] for s in plan["sizes"]]
-    chosen = kinds[number % plan["every"] :: plan["every"]]
+    chosen = kinds[(number + plan["offset"]) % plan["every"] :: plan["every"]]
     found = [row(case, *kind, plan["peer"], plan["seconds"]) for kind in chosen]
     return [one for one in found if one is not None]
 
@@ -225,6 +225,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--layouts", default=",".join(LAYOUTS))
     parser.add_argument("--sizes", default=",".join(SIZES))
     parser.add_argument("--every", type=int, default=1, help="one in so many kinds of inputs of each op")
+    parser.add_argument(
+        "--offset", type=int, default=0, help="with --every: of the first kind, for other samples"
+    )
     parser.add_argument("--peer", default="", help="a backend of torch.compile, as inductor")
     parser.add_argument("--seconds", type=float, default=0.2, help="of each row")
     parser.add_argument("--threads", type=int, default=1)
@@ -232,7 +235,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--worst", type=int, default=60, help="rows to print")
     parser.add_argument("--json", default=os.devnull, help="file for the figures: a line for each row")
     given = parser.parse_args(argv)
-    plan = {name: getattr(given, name) for name in ("every", "peer", "seconds", "threads")}
+    plan = {name: getattr(given, name) for name in ("every", "offset", "peer", "seconds", "threads")}
     plan |= {name: getattr(given, name).split(",") for name in ("dtypes", "layouts", "sizes")}
     names = set(filter(None, given.ops.split(",")))
     numbers = [n for n, case in enumerate(cases()) if not names or case.name.split("(")[0] in names]

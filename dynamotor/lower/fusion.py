@@ -218,12 +218,14 @@ SHORT_STEP = 4  # elements between those that follow each other, most of which s
 
 
 def fast_var(members: Sequence[Member], among: frozenset[Var]) -> Var | None:
-    """The variable along which most memory accesses are contiguous, or take short steps."""
+    """The variable along which most memory accesses are contiguous, or take short steps; of two the one of
+    stores, which cost more across the memory.
+    """
     score: Counter[Var] = Counter()
     for m in members:
         for index, weight in [
-            *((e.args[1], 1) for e in loads_of(m.expr)),
-            (m.store, 2 if not m.is_reduction else 0),
+            *((e.args[1], 4) for e in loads_of(m.expr)),
+            (m.store, 9 if not m.is_reduction else 0),
         ]:
             if len(index.vars()) < 1:
                 continue

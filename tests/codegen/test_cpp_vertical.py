@@ -89,3 +89,11 @@ def test_long_sums_lose_as_little_as_in_other_loops():
     x = torch.full((4096, 32), 0.1).t().contiguous().t()
     total = dynamotor.compile(lambda x: x.t().float().softmax(1).sum(1), dynamic=False)(x)
     torch.testing.assert_close(total, torch.ones(32), rtol=0, atol=2e-6)
+
+
+def test_what_follows_the_sums_is_not_stored_across_the_memory():
+    x = torch.randn(256, 256).t()
+    same(lambda x: x.log_softmax(1), x)
+    with torch.no_grad():
+        code = str(dynamotor.lower(lambda x: x.log_softmax(1), x).code)
+    assert "stg<" not in code[code.index('extern "C" void ') :] and "transpose_(" in code
