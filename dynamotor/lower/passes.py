@@ -31,6 +31,7 @@ from .decode_attention import attend_few_queries
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import copy_as_it_lies, split_bias
+from .one_matrix import multiply_by_one_matrix
 from .product_padding import pad_products
 from .row_products import sum_row_products
 
@@ -56,6 +57,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
         layout = [("channels-last layout", assign_layouts)] if config.layout_opt else []
         return [
             ("attention of few queries", attend_few_queries),
+            ("multiply by one matrix", multiply_by_one_matrix),
             ("sum products of few rows", partial(sum_row_products, on_gpu=True)),
             ("pad products", pad_products),
             ("add embedding rows", partial(add_embedding_rows, on_gpu=True)),
@@ -67,6 +69,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
     passes: list[tuple[str, Pass, bool]] = [
         ("fold batch norm into convolutions", fold_batch_norm, inference and config.fold_constants),
         ("attention of few queries", attend_few_queries, True),
+        ("multiply by one matrix", multiply_by_one_matrix, True),
         ("split bias off matrix products", split_bias, True),
         ("sum products of few rows", sum_row_products, True),
         ("add embedding rows in place", add_embedding_rows, True),

@@ -31,7 +31,7 @@ NARROW_CPU = {torch.float32: 8, torch.bfloat16: 2, torch.float16: 4}  # of weigh
 ROWS_GPU = dict.fromkeys((torch.float32, torch.bfloat16, torch.float16), 1)
 # Of weights in bytes that are converted as they are: beyond 2 rows, and up to these, blocks of registers.
 SUMMED_BYTES = 2
-MOST_BYTES = {torch.float32: 48, torch.bfloat16: 24, torch.float16: 48}
+MOST_BYTES = {torch.float32: 128, torch.bfloat16: 24, torch.float16: 128}
 LEAST = 1 << 16  # weights; below, a call costs more than their memory
 NARROW = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 MOST_PARTS = 8  # numbers in a byte
