@@ -1,7 +1,7 @@
 """Batched products of which each batch has the same matrix, as one product.
 
-`torch.matmul` expands a matrix for rows with gaps between them (the last token of a prompt). The batched product
-then copies the matrix, the vocabulary's say, and no rule for products of few rows sees it.
+`torch.matmul` expands a matrix for rows with gaps between them (the last token of a prompt). The batched
+product then copies the matrix, the vocabulary's say, and no rule for products of few rows sees it.
 
 >>> multiply_by_one_matrix(gm, info)     # bmm(x, expand(w)) → mm(rows of x, w)
 """

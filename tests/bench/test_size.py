@@ -18,7 +18,7 @@ LIMITS = {
     "codegen": 7_418,
     "distributed": 1_800,
     "graph": 6_200,
-    "lower": 6_180,
+    "lower": 6_210,
     "runtime": 1_500,
     "step": 2_480,
     "tools": 2_830,
