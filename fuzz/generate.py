@@ -133,7 +133,7 @@ class Generator:
     def program(self) -> Program:
         """The program that this seed gives."""
         with torch.random.fork_rng(devices=()):
-            torch.default_generator.manual_seed(self.seed)
+            torch.default_generator.manual_seed(self.seed % 2**63)
             first = self.new_input(self._space() if self.fused else self.shape())
             for _ in range(self.rng.choice([1, 2]) if self.fused else 0):
                 self._along(first)
