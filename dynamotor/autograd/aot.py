@@ -311,10 +311,9 @@ def _regions(
 ) -> list[tuple[int, int]] | None:
     """The calls around those that failed that eager PyTorch is to run; None: all of them."""
     one = "on_backward" in gm.meta and not hasattr(gm.meta["on_backward"], "of_part")
+    # one backward is wanted; a hook is to see the whole gradient; no value leaves a transform
     if one or any(isinstance(node.target, Hook) or _begins_transform(node) for node in gm.graph.nodes):
-        return (
-            None  # one backward is wanted; a hook is to see the whole gradient; no value leaves a transform
-        )
+        return None
     try:
         with preserved_modes():
             return regions_around(gm, example_inputs, specs_of(gm, example_inputs), ats)

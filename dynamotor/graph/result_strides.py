@@ -61,9 +61,8 @@ def viewed_stride(
     copy. Adjacent dimensions are taken together. `same` and `divides` ask of sizes that
     differ between calls, or prove.
     """
-    runs: list[list[Dim]] = (
-        [[1, stride[-1]]] if shape else []
-    )  # [elements, innermost stride], from the last on
+    # [elements, innermost stride], from the last on
+    runs: list[list[Dim]] = [[1, stride[-1]]] if shape else []
     for d in reversed(range(len(shape))):
         runs[-1][0] = runs[-1][0] * shape[d]
         # A dimension of size 1 joins the one behind it, of which it may decide the stride, as in eager.
