@@ -116,8 +116,9 @@ def _worker(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _time_steps(args: argparse.Namespace, name: str, way: str, batch: int, length: int) -> dict[str, Any]:
-    config, model = model_of(name, length, SMALL if args.small else {})
-    model = model.to(args.device).train()
+    with torch.device(args.device):  # a host takes 15 s for the weights of a billion
+        config, model = model_of(name, length, SMALL if args.small else {})
+    model.train()
     parameters = sum(p.numel() for n, p in model.named_parameters() if "embed_tokens" not in n)
     step = _step(args, way, model, torch.randint(0, config.vocab_size, (batch, length), device=args.device))
     start = time.perf_counter()

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..graph.attention_masks import simplify_attention
+from ..graph.block_attention import use_blocks
 from .flex_attention import fuse_attention
 
 
@@ -17,5 +18,5 @@ def rewrite_captured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     Whatever compiles a captured graph for the loop compiler begins with this: `compile`, `compile_step`,
     packages. inputs: those of the first call.
     """
-    simplify_attention(gm, inputs)
+    use_blocks(gm, simplify_attention(gm, inputs))
     fuse_attention(gm)

@@ -16,7 +16,7 @@ import torch
 from ..base import compat
 from ..graph.plain_data import plain
 from ..lower.program import ExternStep
-from . import attend_gpu
+from . import attend_gpu, masked_attention
 
 aten = torch.ops.aten
 
@@ -48,6 +48,8 @@ _FAST: dict[Any, Callable[..., Any]] = {
     aten.addmm.default: torch.addmm,
     aten.bmm.default: torch.bmm,
     torch.ops.dynamotor.attend.out: attend_gpu.attend,
+    torch.ops.dynamotor.masked_attention.default: masked_attention.forward,
+    torch.ops.dynamotor.masked_attention_backward.default: masked_attention.backward,
 }
 
 

@@ -18,7 +18,7 @@ from ..base.events import fall_back
 from ..graph.control_flow import ControlFlow, Tensors, laid_out
 from ..graph.flex import FlexAttention
 from ..graph.shape_tensor import ShapeTensor
-from ..graph.spec import TensorSpec
+from ..graph.spec import TensorSpec, copy_as
 from ..lower.lowering import Decline, decline_if
 from ..runtime import triton_build, triton_launch
 from . import flex_kernels
@@ -187,13 +187,25 @@ class _Attention(torch.autograd.Function):
         q, k, v, out, lse, *rest = ctx.saved_tensors
         n_free, n_rows = ctx.counts
         free, by_row, by_column = rest[:n_free], rest[n_free : n_free + n_rows], rest[n_free + n_rows :]
-        grad, less = grad.contiguous(), torch.empty_like(lse)
-        ctx.run("delta", out, grad, grad_lse.contiguous(), less)
-        dq, dk, dv = (t.new_empty(t.shape) for t in (q, k, v))
-        given = q, k, v, grad, lse, less
-        ctx.run("queries", *given, dq, *by_row, *free)
-        ctx.run("keys", *given, dk, dv, *by_column, *free)
-        return None, None, None, None, dq, dk, dv
+        gradients = backward(ctx.run, (q, k, v, grad, out, lse), grad_lse, by_row, by_column, free)
+        return None, None, None, None, *gradients
+
+
+def backward(
+    run: Kernels, given: Tensors, grad_lse: torch.Tensor, by_row: Tensors, by_column: Tensors, free: Tensors
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The gradients of queries, keys and values, each laid out as these. given: they, then the output's
+    gradient, the output and the logarithms of its sums.
+    """
+    q, k, v, grad, out, lse = given
+    less = torch.empty_like(lse)
+    grad = grad if grad.stride() == out.stride() else copy_as(grad, out.stride())
+    run("delta", out, grad, grad_lse.contiguous(), less)
+    dq, dk, dv = (torch.empty_like(t) for t in (q, k, v))
+    given = q, k, v, grad, lse, less
+    run("queries", *given, dq, *by_row, *free)
+    run("keys", *given, dk, dv, *by_column, *free)
+    return dq, dk, dv
 
 
 def _split(case: Case, blocks: Tensors) -> tuple[Tensors, Tensors]:

@@ -10,12 +10,13 @@ and full ones not masked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from ..base.cache import digest
+from ..graph.result_strides import preserved_stride
 from ..graph.spec import TensorSpec
 from .flex_body import TRITON, Early, TileFunction
 from .triton_kernel import TritonFunction
@@ -46,8 +47,10 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of call. sparse, full: blocks that are masked element by element, and not at all; by rows of
-    queries, then by rows of keys (None: not known). block: queries and keys of a block.
+    """One kind of call. rows, columns: blocks that are masked element by element, and those that are not at
+    all, by rows of queries and by rows of keys (None: not known). block: queries and keys of a block. out: the
+    output and its gradient (None: row-major). Gradients of the operands are laid out as these, if they are
+    dense.
     """
 
     query: TensorSpec
@@ -61,6 +64,15 @@ class Case:
     block: tuple[int, int] = (0, 0)
     rows: tuple[Blocks, Blocks | None] | None = None
     columns: tuple[Blocks, Blocks | None] | None = None
+    out: TensorSpec | None = None
+
+    @property
+    def result(self) -> TensorSpec:
+        """The output."""
+        if self.out is not None:
+            return self.out
+        shape = (*self.query.shape[:3], self.value.shape[3])
+        return TensorSpec.dense(shape, self.query.dtype, self.query.device)
 
     @property
     def groups(self) -> int:
@@ -233,8 +245,9 @@ class _Writer:
                 of{k} = x{k} + {index} + ({own}) * {blocks.index.stride[2]}
                 for t in tl.range(0, n{k} * {per}):
             """)
-            at = f"tl.load(of{k} + t // {per}) * {long} + t % {per} * {step}"
-            self.inside(body, at if per > 1 else f"tl.load(of{k} + t) * {long}", k == 0)
+            apart = blocks.index.stride[3]
+            at = f"tl.load(of{k} + t // {per} * {apart}) * {long} + t % {per} * {step}"
+            self.inside(body, at if per > 1 else f"tl.load(of{k} + t * {apart}) * {long}", k == 0)
 
     def inside(self, body: Any, start: str, masked: bool) -> None:
         self.indent += 1
@@ -330,8 +343,7 @@ def forward(case: Case, tiles: str = "") -> TritonFunction:
     w.line(f"at = of.to(tl.int64) * {w.length} + rows")
     end = f", rows < {w.length}" if w.tail(0) else ""
     w.line(f"tl.store(lse + at, (top * {w.unit!r} + tl.log2(total)) * {1 / LOG2E!r}{end})")
-    size = w.length if w.tail(0) else 0
-    _store(w, "out", "rows", size, (w.f, w.fp), f"of.to(tl.int64) * {w.length}", "acc", case.query)
+    _store(w, "out", case.result, "rows", w.length if w.tail(0) else 0, (w.f, w.fp), "acc")
     kinds = {
         name: POINTER[spec.dtype] for name, spec in (("q", case.query), ("k", case.key), ("v", case.value))
     }
@@ -340,26 +352,24 @@ def forward(case: Case, tiles: str = "") -> TritonFunction:
 
 
 def delta(case: Case) -> TritonFunction:
-    """Of out, its gradient (both in rows), the sums' gradient and the result: the subtrahend of each row's
+    """Of out, its gradient (laid out alike), the sums' gradient and the result: the subtrahend of each row's
     slope.
     """
-    w = _Writer(case, "delta", (64, 16, 4, 1))
-    rows = int(case.query.shape[0]) * int(case.query.shape[1]) * w.length
+    w = _Writer(replace(case, rows=None, score=None, mask=None, free=(), n_score=0), "delta", (64, 16, 4, 1))
+    programs = _start(w, 0)
+    end = w.tail(0)
+    below, otherwise = (f", rows < {w.length}", ", 0.0") if end else ("", "")
+    for name in ("out", "grad"):
+        w.line(f"{name} += {w.at(case.result, 'b', 'h')}")
     w.text(f"""
-        rows = tl.program_id(0).to(tl.int64) * 64 + tl.arange(0, 64)
-        cols = tl.arange(0, {w.fp})
-        at = rows[:, None] * {w.f} + cols[None, :]
-        seen = (rows < {rows})[:, None] & (cols < {w.f})[None, :]
-        a = tl.load(out + at, seen, 0.0).to(tl.float32)
-        g = tl.load(grad + at, seen, 0.0).to(tl.float32)
-        less = tl.load(grad_lse + rows, rows < {rows}, 0.0)
-        tl.store(delta + rows, tl.sum(a * g, 1) - less, rows < {rows})
+        a = {w.load("out", case.result, "rows", end, (w.f, w.fp), False)}.to(tl.float32)
+        g = {w.load("grad", case.result, "rows", end, (w.f, w.fp), False)}.to(tl.float32)
+        at = of.to(tl.int64) * {w.length} + rows
+        less = tl.load(grad_lse + at{below}{otherwise})
+        tl.store(delta + at, tl.sum(a * g, 1) - less{below})
     """)
     kind = POINTER[case.query.dtype]
-    text = "\n".join(w.lines)
-    name = f"dm_flex_delta_{digest(text, kind)[:12]}"
-    source = f"@triton.jit\ndef {name}(out, grad, grad_lse, delta):\n{text}\n"
-    return TritonFunction(name, source, (kind, kind, "*fp32", "*fp32"), -(-rows // 64), 4)
+    return w.function({"out": kind, "grad": kind, "grad_lse": "*fp32", "delta": "*fp32"}, programs)
 
 
 def _sums(w: _Writer, at: str) -> None:
@@ -380,8 +390,8 @@ def queries(case: Case) -> TritonFunction:
     end = w.tail(0)
     w.text(f"""
         qt = {w.load("q", case.query, "rows", end, (w.e, w.ep), False)}
-        grad += of.to(tl.int64) * {w.length * w.f}
-        gt = {w.load("grad", _rows(w.length, w.f, case.query), "rows", end, (w.f, w.fp), False)}
+        grad += {w.at(case.result, "b", "h")}
+        gt = {w.load("grad", case.result, "rows", end, (w.f, w.fp), False)}
     """)
     _sums(w, f"of.to(tl.int64) * {w.length} + rows")
     w.line(f"acc = tl.full([{w.m}, {w.ep}], 0.0, tl.float32)")
@@ -397,10 +407,8 @@ def queries(case: Case) -> TritonFunction:
         w.line(f"acc += {_dot(w, f'ds.to({TRITON[case.key.dtype]})', 'tl.trans(kt)')}")
 
     w.over(body, w.n, w.width, f"first // {case.block[0] or 1}", 1)
-    _store(
-        w, "dq", "rows", w.length if end else 0, (w.e, w.ep), f"of.to(tl.int64) * {w.length}",
-        f"acc * {case.scale!r}", case.query,
-    )  # fmt: skip
+    like = gradient_of(case.query)
+    _store(w, "dq", like, "rows", w.length if end else 0, (w.e, w.ep), f"acc * {case.scale!r}")
     return w.function({**_operands(case), "dq": POINTER[case.query.dtype]}, programs)
 
 
@@ -424,14 +432,14 @@ def keys(case: Case) -> TritonFunction:
         h = g * {case.groups} + member
         qh = q + {w.at(case.query, "b", "h")}
         row0 = (b * {int(case.query.shape[1])} + h).to(tl.int64) * {w.length}
-        gh = grad + row0 * {w.f}
+        gh = grad + {w.at(case.result, "b", "h")}
     """)
 
     def body(at: str, masked: bool) -> None:
         w.positions("rows", at, w.m)
         tail = w.tail(0)
         w.line(f"qt = {w.load('qh', case.query, 'rows', tail, (w.e, w.ep), True)}")
-        w.line(f"gt = {w.load('gh', _rows(w.length, w.f, case.query), 'rows', tail, (w.f, w.fp), False)}")
+        w.line(f"gt = {w.load('gh', case.result, 'rows', tail, (w.f, w.fp), False)}")
         _sums(w, "row0 + rows")
         w.scores(_dot(w, "kt", "qt"), masked)
         w.line(f"p = libdevice.exp2(s * {w.unit!r} - sum[None, :])")
@@ -441,15 +449,17 @@ def keys(case: Case) -> TritonFunction:
 
     w.over(body, w.m, w.length, f"first // {case.block[1] or 1}", 0)
     w.indent -= 1
-    size, start = (w.width if end else 0), f"of.to(tl.int64) * {w.width}"
-    _store(w, "dk", "cols", size, (w.e, w.ep), start, f"dkt * {case.scale!r}", case.key)
-    _store(w, "dv", "cols", size, (w.f, w.fp), start, "dvt", case.value)
+    size = w.width if end else 0
+    w.line("h = g")
+    _store(w, "dk", gradient_of(case.key), "cols", size, (w.e, w.ep), f"dkt * {case.scale!r}")
+    _store(w, "dv", gradient_of(case.value), "cols", size, (w.f, w.fp), "dvt")
     outs = {"dk": POINTER[case.key.dtype], "dv": POINTER[case.value.dtype]}
     return w.function({**_operands(case), **outs}, programs)
 
 
-def _rows(length: int, width: int, like: TensorSpec) -> TensorSpec:
-    return TensorSpec.dense((1, 1, length, width), like.dtype)
+def gradient_of(of: TensorSpec) -> TensorSpec:
+    """Where the gradient of an operand is: as the operand, if that is dense."""
+    return replace(of, stride=preserved_stride(of), offset=0)
 
 
 def _operands(case: Case) -> dict[str, str]:
@@ -458,19 +468,13 @@ def _operands(case: Case) -> dict[str, str]:
 
 
 def _store(
-    w: _Writer,
-    name: str,
-    rows: str,
-    size: int,
-    width: tuple[int, int],
-    start: str,
-    value: str,
-    like: TensorSpec,
+    w: _Writer, name: str, spec: TensorSpec, rows: str, size: int, width: tuple[int, int], value: str
 ) -> None:
-    """Write a tile to rows of `width` elements, from row `start` on; size: their end, if they may pass it."""
+    """Write a tile to the rows of batch `b` and head `h` of a tensor; size: their end, if they may pass it."""
     across = f"tl.arange(0, {width[1]})"
     tests = [f"({rows} < {size})[:, None]"] if size else []
     tests += [f"({across} < {width[0]})[None, :]"] if width[0] != width[1] else []
     mask = f", {' & '.join(tests)}" if tests else ""
-    where = f"{name} + ({start} + {rows})[:, None] * {width[0]} + {across}[None, :]"
-    w.line(f"tl.store({where}, ({value}).to({TRITON[like.dtype]}){mask})")
+    down = f"{rows}.to(tl.int64)[:, None] * {spec.stride[2]}"
+    where = f"{name} + ({w.at(spec, 'b', 'h')}) + {down} + {across}[None, :] * {spec.stride[3]}"
+    w.line(f"tl.store({where}, ({value}).to({TRITON[spec.dtype]}){mask})")

@@ -70,24 +70,33 @@ class Attention:
         )
 
 
-def simplify_attention(gm: torch.fx.GraphModule, inputs: Sequence[Any] = ()) -> None:
+def simplify_attention(gm: torch.fx.GraphModule, inputs: Sequence[Any] = ()) -> dict[Node, Condition]:
     """Rewrite the calls of attention whose mask or repeated heads are understood. inputs: with
     `config.check` each formula is compared with the mask that the graph computes of them.
+
+    Gives the calls that keep a mask whose formula is known, and which keys it shows.
     """
-    calls = [call for node in gm.graph.nodes if (call := _attention(node)) is not None]
+    calls = [call for node in gm.graph.nodes if (call := attention_call(node)) is not None]
+    kept: dict[Node, Condition] = {}
     if not calls:
-        return
+        return kept
     formulas, origins = Formulas(), Formulas(views=True)
     order = {node: i for i, node in enumerate(gm.graph.nodes)}
     writes = [(order[node], _storage(node.args[0])) for node in gm.graph.nodes if _writes(node)]
     for call in calls:
         unwritten = functools.partial(_is_unwritten, order, writes, order[call.node])
-        call = _with_formula(gm, call, formulas, unwritten, inputs)
+        visible = _understood(gm, call, formulas, unwritten, inputs)
+        if visible is not None:
+            changed = _without_mask(call, visible)
+            if changed is call:
+                kept[call.node] = visible
+            call = changed
         _with_groups(call, origins, unwritten)
     gm.recompile()
+    return kept
 
 
-def _attention(node: Node) -> Attention | None:
+def attention_call(node: Node) -> Attention | None:
     """The call that a node makes, if its tensors have the usual four dimensions."""
     function = node.target.function if isinstance(node.target, UnderSettings) else node.target
     if node.op != "call_function" or function is not ATTENTION:
@@ -132,21 +141,26 @@ def _is_unwritten(
 
 
 # The mask ---------------------------------------------------------------------------------------------------
-def _with_formula(
+def _understood(
     gm: torch.fx.GraphModule, call: Attention, formulas: Formulas, unwritten: Any, inputs: Sequence[Any]
-) -> Attention:
-    """The call without its mask, where that is another way of saying it."""
+) -> Condition | None:
+    """Which keys the call's mask shows; None where it has none, or no formula says it."""
     if call.mask is None:
-        return call
+        return None
     formulas.visited = set()
     try:
         visible = visible_keys(call, formulas)
     except NoFormula:
-        return call
+        return None
     if not unwritten(formulas.visited):
-        return call
+        return None
     if config.check:
         compare_with_mask(gm, call, visible, inputs)
+    return visible
+
+
+def _without_mask(call: Attention, visible: Condition) -> Attention:
+    """The call without its mask, where that is another way of saying it."""
     kind = "full" if visible is True else "causal" if is_causal(call, visible) else ""
     counters["attention masks"][kind or "kept"] += 1
     log("passes", lambda: f"attention mask {call.given['attn_mask']}: {visible}, {kind or 'kept'}")
@@ -156,7 +170,7 @@ def _with_formula(
     if kind == "causal":
         given |= _seen_keys(call)
     call.node.args, call.node.kwargs = tuple(given.pop(name) for name in _NAMES[:3]), given
-    changed = _attention(call.node)
+    changed = attention_call(call.node)
     assert changed is not None
     return changed
 

@@ -11,7 +11,12 @@ from typing import Any
 import torch
 
 from ..base import compat
-from ..graph import attend_op, byte_product_op, prims  # noqa: F401  (they define torch.ops.dynamotor)
+from ..graph import (  # noqa: F401  (they define torch.ops.dynamotor)
+    attend_op,
+    byte_product_op,
+    masked_attention_op,
+    prims,
+)
 from ..graph.plain_data import plain
 from ..graph.spec import aten, copy_as
 
@@ -41,6 +46,7 @@ _ATEN_BY_DESIGN = (
     aten._scaled_dot_product_flash_attention_for_cpu.default,
     aten._scaled_dot_product_flash_attention_for_cpu_backward.default,
     aten.sort.default,
+    aten.sort.stable,
     aten.topk.default,
 )
 
@@ -59,6 +65,7 @@ _ATTENTION = [
     for part in ("", "_backward")
 ]
 
+_OWN = ("new_seed", "attend", "byte_product", "masked_attention", "masked_attention_backward")
 # Calls to aten that are not for want of a lowering.
 BY_DESIGN: frozenset[Any] = frozenset(
     (
@@ -67,7 +74,7 @@ BY_DESIGN: frozenset[Any] = frozenset(
         *_overloads(
             torch.ops.mkldnn, ("_convolution_pointwise", "_convolution_pointwise_", "_linear_pointwise")
         ),
-        *_overloads(torch.ops.dynamotor, ("new_seed", "attend", "byte_product")),
+        *_overloads(torch.ops.dynamotor, _OWN),
     )
 )
 

@@ -105,6 +105,20 @@ def test_kernels_give_what_the_matrix_gives(case: Any, monkeypatch: pytest.Monke
         )
 
 
+def test_the_numbers_of_blocks_may_be_apart_in_memory() -> None:
+    given = [torch.randn(1, 4, 100, 16) for _ in range(3)]
+    grads = [torch.randn(1, 4, 100, 16), torch.zeros(1, 4, 100)]
+    block = create_block_mask(MASKS["causal"], 1, 1, 100, 100, device="cpu", BLOCK_SIZE=(32, 32))
+    names = [f"{name}_indices" for name in ("kv", "full_kv", "q", "full_q")]
+    for name in names:
+        indices = getattr(block, name)
+        setattr(block, name, indices.mT.contiguous().mT)
+        assert getattr(block, name).stride(-1) != 1
+    wanted = attention("", None, block, given, grads)
+    for a, b in zip(attention("triton", None, block, given, grads), wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=3e-5, atol=3e-5 * float(b.abs().max()))
+
+
 @pytest.mark.slow
 def test_what_has_no_kernels_is_a_matrix() -> None:
     learnt = torch.randn(4, requires_grad=True)

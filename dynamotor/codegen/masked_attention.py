@@ -1,0 +1,95 @@
+"""Runs `dynamotor::masked_attention` on a GPU, by the kernels of `flex_attention`.
+
+>>> out, sums = forward(q, k, v, [], blocks, "q-k>=0", 0.125, q.stride())
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from ..graph.mask_text import PLACES, evaluated
+from ..graph.masked_attention_op import BLOCK
+from ..graph.spec import TensorSpec
+from ..graph.subgraphs import Body, Leaf
+from . import flex_attention
+from .flex_attention import Kernels
+from .flex_body import TileFunction
+from .flex_kernels import Blocks, Case
+
+Tensors = Sequence[torch.Tensor]
+
+
+def forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    reads: Tensors,
+    blocks: Tensors,
+    mask: str,
+    scale: float,
+    stride: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `torch.ops.dynamotor.masked_attention`."""
+    run = _kernels(mask, scale, tuple(stride), len(reads), *_specs(query, key, value, *reads, *blocks))
+    shape = (*query.shape[:3], value.shape[3])
+    out = torch.empty_strided(shape, tuple(stride), dtype=query.dtype, device=query.device)
+    sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
+    by_row = blocks[:4]
+    run(run.forward_for(by_row), query, key, value, out, sums, *by_row, *reads)
+    return out, sums
+
+
+def backward(
+    grad: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    sums: torch.Tensor,
+    reads: Tensors,
+    blocks: Tensors,
+    mask: str,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `torch.ops.dynamotor.masked_attention_backward`."""
+    run = _kernels(mask, scale, out.stride(), len(reads), *_specs(query, key, value, *reads, *blocks))
+    given = (query, key, value, grad, out, sums)
+    return flex_attention.backward(run, given, torch.zeros_like(sums), blocks[:4], blocks[4:], reads)
+
+
+def _specs(*tensors: torch.Tensor) -> list[TensorSpec]:
+    return [TensorSpec(t.shape, t.stride(), t.dtype, t.device) for t in tensors]
+
+
+@functools.lru_cache(maxsize=64)
+def _kernels(mask: str, scale: float, stride: tuple[int, ...], n_reads: int, *specs: TensorSpec) -> Kernels:
+    """The kernels of tensors with these sizes and strides, and of this mask: q, k, v, reads and blocks."""
+    query, key, value, *rest = specs
+    reads, blocks = rest[:n_reads], [Blocks(*pair) for pair in zip(rest[n_reads::2], rest[n_reads + 1 :: 2])]
+    limits = [int(n) for n in (*query.shape[:3], key.shape[2])]
+    numbers = [TensorSpec.dense((), torch.int64, query.device)] * 4
+    seen = TileFunction(_body(mask, n_reads), [*numbers, *reads], limits, False)
+    out = TensorSpec((*query.shape[:3], value.shape[3]), stride, query.dtype, query.device)
+    rows, columns = (blocks[0], blocks[1]), (blocks[2], blocks[3])
+    case = Case(
+        query, key, value, scale, None, seen, tuple(reads), 0, (BLOCK, BLOCK), rows, columns, out
+    )  # fmt: skip
+    return Kernels(case)
+
+
+def _body(mask: str, n_reads: int) -> Body:
+    """The formula as a function of four numbers and the tensors that it reads."""
+    graph = fx.Graph()
+    names = [*PLACES, *[f"r{i}" for i in range(n_reads)]]
+    given = {name: fx.Proxy(graph.placeholder(name)) for name in names}
+    graph.output((evaluated(mask, given).node,))
+    return Body(fx.GraphModule({}, graph), n_reads, Leaf(0))
+
+
+_library = torch.library.Library("dynamotor", "FRAGMENT")
+_library.impl("masked_attention", forward, "CUDA")
+_library.impl("masked_attention_backward", backward, "CUDA")

@@ -1,0 +1,107 @@
+"""Attention with a mask that the graph computes becomes `dynamotor::masked_attention`, on a GPU: no mask is
+written, and blocks that it hides whole are not computed.
+
+>>> use_blocks(gm, {node: visible_keys})        # sliding windows, chunks, prefixes, documents, padding
+
+PyTorch's kernels take such a mask as a matrix, read it for each head and compute all of the scores.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..base.config import config
+from ..base.events import counters
+from ..base.narrowing import checked
+from .attention_masks import ATTENTION, Attention, attention_call
+from .index_formulas import Condition, NoFormula, Position, Read, atoms
+from .mask_text import names_in, text_of
+from .masked_attention_op import BLOCK, MaskBlocks
+from .spec import HALVES, TensorSpec
+
+Node = torch.fx.Node
+FEWEST = 2 * BLOCK  # queries, and keys: below, there are no blocks to leave out
+WIDEST = 128  # of a head
+_READABLE = (torch.bool, torch.int32, torch.int64)
+
+
+def use_blocks(gm: torch.fx.GraphModule, visible: Mapping[Node, Condition]) -> None:
+    """Replace calls of attention. visible: which keys each one's mask shows."""
+    made: dict[Any, Node] = {}
+    for node, condition in visible.items():
+        call = attention_call(node)
+        if call is None or not _has_kernels(call):
+            continue
+        read = [atom for atom in atoms(condition) if type(atom) is Read]
+        if any(
+            {"q", "k"} <= {p.name for i in atom.at for p in atoms(i) if type(p) is Position} for atom in read
+        ):
+            continue  # the mask is in memory anyway
+        reads = sorted({atom.node for atom in read}, key=str)
+        try:
+            text = text_of(condition, reads)
+        except NoFormula:
+            continue
+        if all(read.meta["val"].dtype in _READABLE for read in reads):
+            counters["attention masks"]["kept"] -= 1
+            counters["attention masks"]["blocks"] += 1
+            _replace(call, text, reads, made)
+    gm.recompile()
+
+
+def _has_kernels(call: Attention) -> bool:
+    query, key, value, given = call.query, call.key, call.value, call.given
+    sizes = (*query.shape, *key.shape, *value.shape)
+    return (
+        call.node.target is ATTENTION
+        and (query.device.type == "cuda" or config.target == "triton")
+        and call.node.meta["val"].dtype in HALVES
+        and not given.get("dropout_p")
+        and not given.get("is_causal")
+        and all(type(n) is int and n > 0 for n in sizes)
+        and query.shape[0] == key.shape[0] == value.shape[0]
+        and query.shape[1] % key.shape[1] == 0  # type: ignore[operator]
+        and min(query.shape[2], key.shape[2]) >= FEWEST  # type: ignore[type-var,operator]
+        and all(16 <= n <= WIDEST and n % 8 == 0 for n in (query.shape[3], value.shape[3]))  # type: ignore[operator]
+        and isinstance(given.get("scale"), (int, float, type(None)))
+    )
+
+
+def _replace(call: Attention, text: str, reads: list[Node], made: dict[Any, Node]) -> None:
+    """made: the nodes of blocks by formula."""
+    node, spec = call.node, call.node.meta["val"]
+    graph, where = node.graph, {k: v for k, v in node.meta.items() if k != "val"}
+    used = names_in(text)
+    sizes = [
+        n if name in used or name in "qk" else 1
+        for name, n in zip("bhqk", (*call.query.shape[:3], call.key.shape[2]), strict=True)
+    ]
+    with graph.inserting_before(node):
+        key = (text, *reads, *sizes, call.query.device)
+        if key not in made:
+            target = MaskBlocks(text, [int(n) for n in sizes], call.query.device)
+            made[key] = graph.call_function(target, tuple(reads))
+            made[key].meta = dict(where)
+        blocks = [graph.call_function(operator.getitem, (made[key], i)) for i in range(8)]
+        operands = [
+            _as(node, checked(Node, call.given[name]), spec.dtype) for name in ("query", "key", "value")
+        ]
+        scale = call.given.get("scale")
+        scale = float(call.query.shape[3]) ** -0.5 if scale is None else float(scale)
+        op = torch.ops.dynamotor.masked_attention.default
+        both = graph.call_function(op, (*operands, reads, blocks, text, scale, list(spec.stride)))
+        out = graph.call_function(operator.getitem, (both, 0))
+    both.meta = dict(where)
+    out.meta = dict(node.meta)
+    node.replace_all_uses_with(out)
+    graph.erase_node(node)
+
+
+def _as(user: Node, operand: Node, dtype: torch.dtype) -> Node:
+    """The operand in the type of the result: autocast converts it."""
+    spec: TensorSpec = operand.meta["val"]
+    return operand if spec.dtype == dtype else user.graph.call_method("to", (operand, dtype))

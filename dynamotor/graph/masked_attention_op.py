@@ -1,0 +1,179 @@
+"""`torch.ops.dynamotor.masked_attention`: attention whose mask is a formula, of which only blocks that show
+something are computed.
+
+>>> out, sums = torch.ops.dynamotor.masked_attention(q, k, v, [], blocks, "q-k>=0", 0.125, q.stride())
+
+q: [batch, heads, rows, e], k: [batch, groups, length, e], v: [batch, groups, length, f], groups a divisor of
+heads. reads: the tensors r0, r1, ... of the formula (`mask_text.py`). blocks: as `mask_blocks` gives them.
+The results are [batch, heads, rows, f] with the strides that are asked for, and the logarithms of the sums
+of exponentials in float32, [batch, heads, rows].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from ..base import compat
+from .mask_text import PLACES, evaluated, names_in
+from .op_definition import layout, require
+from .result_strides import preserved_stride
+from .spec import TensorSpec, copy_as
+
+BLOCK = 128  # queries and keys of a block
+_library = torch.library.Library("dynamotor", "FRAGMENT")
+_MASK = "Tensor[] reads, Tensor[] blocks, str mask, float scale"
+_library.define(
+    f"masked_attention(Tensor query, Tensor key, Tensor value, {_MASK}, SymInt[] stride) -> (Tensor, Tensor)"
+)
+_library.define(
+    "masked_attention_backward(Tensor grad, Tensor query, Tensor key, Tensor value, Tensor out, Tensor sums, "
+    f"{_MASK}) -> (Tensor, Tensor, Tensor)"
+)
+Tensors = Sequence[torch.Tensor]
+
+
+def shown(mask: str, reads: Tensors, sizes: Sequence[int], device: torch.device) -> torch.Tensor:
+    """The mask at all places: bool, [batch or 1, heads or 1, rows, length]; 1 where it does not depend on it."""
+    used = names_in(mask)
+    given: dict[str, Any] = {f"r{i}": read for i, read in enumerate(reads)}
+    for d, (name, size) in enumerate(zip(PLACES, sizes, strict=True)):
+        place = torch.arange(size if name in used else 1, dtype=torch.int32, device=device)
+        given[name] = place.view([-1 if i == d else 1 for i in range(4)])
+    found = evaluated(mask, given)
+    return found.expand(*found.shape[:2], *sizes[2:])
+
+
+class MaskBlocks:
+    """A node's target: which blocks of a mask show something, of the tensors that the mask reads.
+
+    Gives four pairs of a count (int32, [batch or 1, heads or 1, blocks of one side]) and the numbers of that
+    many blocks of the other side, in order, before those of the rest: by rows those that show a part, and
+    those that show all; the same by columns.
+    """
+
+    def __init__(self, mask: str, sizes: Sequence[int], device: torch.device) -> None:
+        self.__name__ = self.__qualname__ = "mask_blocks"
+        self.mask, self.sizes, self.device = mask, tuple(sizes), device
+
+    def __call__(self, *reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        mask = shown(self.mask, reads, self.sizes, self.device)
+        down, across = (-n % BLOCK for n in mask.shape[2:])
+        mask = torch.nn.functional.pad(mask, (0, across, 0, down))
+        tiled = mask.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
+        count = tiled.sum((3, 5), dtype=torch.int32)
+        whole = count == BLOCK * BLOCK
+        part = (count > 0) & ~whole
+        found: list[torch.Tensor] = []
+        for blocks in (part, whole, part.transpose(2, 3), whole.transpose(2, 3)):
+            there = blocks.to(torch.int32)
+            order = torch.argsort(there, dim=-1, descending=True, stable=True)
+            found += [there.sum(-1, dtype=torch.int32), order.to(torch.int32)]
+        return tuple(found)
+
+
+def _forward(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, reads: Tensors, blocks: Tensors, mask: str,
+    scale: float, stride: Sequence[int],
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The op by plain products, in float32."""
+    weights, sums = _weights(query, key, reads, mask, scale)
+    out = weights @ _repeated(value, query).float()
+    return copy_as(out.to(query.dtype), stride), sums
+
+
+def _backward(
+    grad: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor,
+    sums: torch.Tensor, reads: Tensors, blocks: Tensors, mask: str, scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The gradients by plain products, in float32; each is laid out as its operand."""
+    weights, _ = _weights(query, key, reads, mask, scale)
+    wide = grad.float()
+    slopes = wide @ _repeated(value, query).float().mT
+    slopes = weights * (slopes - (wide * out.float()).sum(-1, keepdim=True)) * scale
+    found = (
+        slopes @ _repeated(key, query).float(),
+        _summed(slopes.mT @ query.float(), key),
+        _summed(weights.mT @ wide, value),
+    )
+    given = (query, key, value)
+    return tuple(torch.empty_like(t).copy_(g) for g, t in zip(found, given, strict=True))  # type: ignore[return-value]
+
+
+def _weights(
+    query: torch.Tensor, key: torch.Tensor, reads: Tensors, mask: str, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    scores = query.float() @ _repeated(key, query).float().mT * scale
+    sizes = (*query.shape[:3], key.shape[2])
+    scores = scores.masked_fill(~shown(mask, reads, sizes, query.device), -torch.inf)
+    return torch.ops.aten._safe_softmax(scores, -1), scores.logsumexp(-1)
+
+
+def _repeated(keys: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    return keys.repeat_interleave(query.shape[1] // keys.shape[1], 1)
+
+
+def _summed(grad: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return grad.unflatten(1, (keys.shape[1], -1)).sum(2)
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, n_reads: int, given: tuple[Any, ...], query: torch.Tensor, key: torch.Tensor,
+        value: torch.Tensor, *rest: torch.Tensor,
+    ) -> Any:  # fmt: skip
+        reads, blocks = rest[:n_reads], rest[n_reads:]
+        out, sums = _below(query, key, value, reads, blocks, *given)
+        ctx.n_reads, ctx.given = n_reads, given
+        ctx.save_for_backward(query, key, value, out, sums, *rest)
+        ctx.mark_non_differentiable(sums)
+        return out, sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+        *of, sums = ctx.saved_tensors[:5]
+        rest = ctx.saved_tensors[5:]
+        reads, blocks = list(rest[: ctx.n_reads]), list(rest[ctx.n_reads :])
+        op = torch.ops.dynamotor.masked_attention_backward
+        found = op(grad, *of, sums, reads, blocks, *ctx.given[:2])
+        return None, None, *found, *[None] * len(rest)
+
+
+def _below(query: Any, key: Any, value: Any, reads: Tensors, blocks: Tensors, *given: Any) -> Any:
+    with compat.BelowAutograd():
+        return torch.ops.dynamotor.masked_attention(query, key, value, list(reads), list(blocks), *given)
+
+
+def _differentiable(query: Any, key: Any, value: Any, reads: Tensors, blocks: Tensors, *given: Any) -> Any:
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value)):
+        return _Attention.apply(len(reads), given, query, key, value, *reads, *blocks)
+    return _below(query, key, value, reads, blocks, *given)
+
+
+_library.impl("masked_attention", _forward, "CompositeExplicitAutograd")
+_library.impl("masked_attention_backward", _backward, "CompositeExplicitAutograd")
+_library.impl("masked_attention", _differentiable, "Autograd")
+
+
+@layout(torch.ops.dynamotor.masked_attention.default)
+def _masked_attention_layout(
+    query: TensorSpec, key: TensorSpec, value: TensorSpec, reads: Sequence[TensorSpec],
+    blocks: Sequence[TensorSpec], mask: str, scale: float, stride: Sequence[int],
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    require(query.shape[-1] == key.shape[-1] and query.shape[0] == key.shape[0])
+    require(tuple(key.shape[:3]) == tuple(value.shape[:3]))
+    shape = (*query.shape[:3], value.shape[3])
+    out = TensorSpec(shape, tuple(stride), query.dtype, query.device)
+    return out, TensorSpec.dense(query.shape[:3], torch.float32, query.device)
+
+
+@layout(torch.ops.dynamotor.masked_attention_backward.default)
+def _masked_attention_backward_layout(
+    grad: TensorSpec, query: TensorSpec, key: TensorSpec, value: TensorSpec, *rest: Any
+) -> tuple[TensorSpec, ...]:
+    return tuple(TensorSpec(t.shape, preserved_stride(t), t.dtype, t.device) for t in (query, key, value))

@@ -1,0 +1,171 @@
+"""Attention with masks of the graph's own on a GPU (its kernels in Triton's interpreter): masks become blocks,
+results and gradients are eager's.
+"""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import bench.verification  # noqa: F401  (registers the interpreter)
+import dynamotor
+from bench.triton_interpret import available
+from dynamotor import config
+from dynamotor.base.events import counters
+from dynamotor.graph import block_attention
+
+pytestmark = pytest.mark.skipif(not available(), reason="Triton is not there as an interpreter")
+B, H, G, Q, D = 2, 4, 2, 150, 16
+IDS = torch.randint(1, 4, (B, Q)).sort().values
+KEEP = torch.arange(Q) < torch.tensor([[40], [131]])
+
+MASKS = {
+    "window": lambda q, k, ids, keep: (k <= q) & (k > q - 40),
+    "both sides": lambda q, k, ids, keep: (q - k).abs() <= 20,
+    "chunks": lambda q, k, ids, keep: (k <= q) & (q // 32 == k // 32),
+    "prefix": lambda q, k, ids, keep: (k <= q) | (k < 30),
+    "documents": lambda q, k, ids, keep: (k <= q) & (ids[:, None, :, None] == ids[:, None, None, :]),
+    "padding": lambda q, k, ids, keep: keep[:, None, None, :],
+    "causal with padding": lambda q, k, ids, keep: (k <= q) & keep[:, None, None, :],
+    "rows of nothing": lambda q, k, ids, keep: (k < q) & (ids[:, None, None, :] > 1),
+    "added": lambda q, k, ids, keep: torch.where(k <= q - 3, 0.0, -torch.inf).to(torch.bfloat16),
+}
+
+
+def attend(rule):
+    def f(q, k, v, ids, keep):
+        places = torch.arange(Q)
+        mask = rule(places[None, None, :, None], places[None, None, None, :], ids, keep)
+        k, v = (t[:, :, None].expand(B, G, H // G, Q, D).reshape(B, H, Q, D) for t in (k, v))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).reshape(B, Q, H * D)
+
+    return f
+
+
+def operands(dtype=torch.bfloat16):
+    torch.manual_seed(0)
+    return [torch.randn(B, Q, n, D, dtype=dtype).transpose(1, 2).requires_grad_() for n in (H, G, G)]
+
+
+def compiled(f, given, rest=(IDS, KEEP), **options):
+    counters["attention masks"].clear()
+    with config.patch(target="triton", check=True):
+        out = dynamotor.compile(f, fullgraph=True, **options)(*given, *rest)
+        found = torch.autograd.grad(out, given, torch.ones_like(out)) if out.requires_grad else ()
+    return [out, *found], {kind: n for kind, n in counters["attention masks"].items() if n}
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch):
+    monkeypatch.setattr(block_attention, "FEWEST", 100)
+
+
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("name", MASKS)
+def test_a_mask_of_the_graph_becomes_blocks(name):
+    f, given = attend(MASKS[name]), operands()
+    found, kinds = compiled(f, given)
+    wide = [t.detach().double().requires_grad_() for t in given]
+
+    def exact(q, k, v, ids, keep):
+        return (
+            f(q, k, v, ids, keep)
+            if name != "added"
+            else attend(lambda q, k, ids, keep: k <= q - 3)(q, k, v, ids, keep)
+        )
+
+    out = exact(*wide, IDS, KEEP)
+    wanted = [out, *torch.autograd.grad(out, wide, torch.ones_like(out))]
+    assert kinds == {"blocks": 1}
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=2e-2 * float(b.detach().abs().max()))
+    assert found[0].stride() == f(*given, IDS, KEEP).stride()
+
+
+def test_layers_share_the_blocks_of_one_mask():
+    f = attend(MASKS["documents"])
+
+    def two(q, *rest):
+        return f(f(q, *rest).view(q.shape), *rest)
+
+    with torch.no_grad():
+        before = counters["fallback"]["aten.sort.stable"]
+        compiled(two, operands())
+        assert counters["fallback"]["aten.sort.stable"] == before
+
+
+def test_another_mask_of_the_same_length_is_another_program():
+    f = attend(lambda q, k, ids, keep: (k <= q) & (ids[:, None, :, None] == ids[:, None, None, :]))
+    given = operands()
+    with config.patch(target="triton"), torch.no_grad():
+        g = dynamotor.compile(f, fullgraph=True)
+        for seed in range(2):
+            ids = torch.randint(1, 9, (B, Q), generator=torch.Generator().manual_seed(seed)).sort().values
+            torch.testing.assert_close(g(*given, ids, KEEP), f(*given, ids, KEEP), rtol=2e-2, atol=2e-2)
+
+
+UNSUITED = {
+    "float32": (MASKS["window"], torch.float32, {}),
+    "dropout": (MASKS["window"], torch.bfloat16, {"dropout_p": 0.1}),
+    "a mask without a formula": (lambda q, k, ids, keep: torch.rand(Q, Q) < 0.5, torch.bfloat16, {}),
+}
+
+
+@pytest.mark.parametrize("name", UNSUITED)
+def test_other_calls_keep_their_masks(name):
+    rule, dtype, more = UNSUITED[name]
+    places = torch.arange(Q)
+
+    def f(q, k, v, ids, keep):
+        mask = rule(places[:, None], places[None, :], ids, keep)
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True, **more)
+
+    with config.patch(check=False):
+        _, kinds = compiled(f, operands(dtype))
+    assert "blocks" not in kinds
+
+
+class Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = torch.nn.Linear(D * H, 3 * D * H)
+
+    def forward(self, x):
+        q, k, v = self.net(x).view(B, Q, 3, H, D).permute(2, 0, 3, 1, 4)
+        places = torch.arange(Q)
+        mask = (places[None] <= places[:, None]) & (places[None] > places[:, None] - 30)
+        q = q.float() * 1.5  # in float32, which autocast converts
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
+
+
+def test_a_whole_step_under_autocast_has_no_mask():
+    x, losses = torch.randn(B, Q, D * H), []
+    half = torch.autocast("cpu", torch.bfloat16)
+
+    def loss_of(y, _):
+        return y.float().square().mean()
+
+    for compiles in (False, True):
+        layer = Layer()
+        optimizer = torch.optim.AdamW(layer.parameters(), lr=1e-2)
+
+        def plain(layer=layer, optimizer=optimizer):
+            optimizer.zero_grad()
+            with half:
+                loss = loss_of(layer(x), x)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        counters["attention masks"].clear()
+        with config.patch(target="triton"):
+            whole = dynamotor.compile_step(layer, loss_of, optimizer) if compiles else None
+            for _ in range(3):
+                if whole is None:
+                    loss = plain()
+                else:
+                    with half:
+                        loss = whole(x, x)
+        losses.append(float(loss))
+    assert counters["attention masks"]["blocks"] == 1
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)

@@ -1,0 +1,71 @@
+"""The op `dynamotor::masked_attention`: PyTorch's attention with the mask that its formula says, and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dynamotor.graph import masked_attention_op
+from dynamotor.graph.masked_attention_op import BLOCK, MaskBlocks, shown
+from dynamotor.graph.spec import TensorSpec
+
+SHAPES = ((2, 4, 20, 8), (2, 2, 30, 8), (2, 2, 30, 6))
+IDS = torch.randint(0, 3, (2, 30)).sort().values
+MASKS = {"causal": "q-k>=0", "documents": "(q-k>=0)&(r0[b,k]-r0[b,q]==0)", "rows of nothing": "q-k-4>=0"}
+
+
+def operands(grad=False):
+    torch.manual_seed(0)
+    return [torch.randn(b, n, h, w).transpose(1, 2).requires_grad_(grad) for b, h, n, w in SHAPES]
+
+
+def attend(q, k, v, mask):
+    blocks = MaskBlocks(mask, (2, 4, 20, 30), q.device)(IDS)
+    return torch.ops.dynamotor.masked_attention(q, k, v, [IDS], list(blocks), mask, 0.3, (480, 6, 24, 1))
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_the_op_is_attention_under_its_mask(name):
+    mask, given = MASKS[name], operands(grad=True)
+    out, sums = attend(*given, mask)
+    wide = [t.detach().double().requires_grad_() for t in given]
+    visible = shown(mask, [IDS], (2, 4, 20, 30), torch.device("cpu"))
+    want = F.scaled_dot_product_attention(*wide, visible, scale=0.3, enable_gqa=True)
+    assert out.stride() == (480, 6, 24, 1) and not sums.requires_grad
+    grad = torch.randn(out.shape)
+    found, exact = torch.autograd.grad(out, given, grad), torch.autograd.grad(want, wide, grad.double())
+    for a, b in zip((out, *found), (want, *exact), strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
+    assert [t.stride() for t in found] == [t.stride() for t in given]
+
+
+def test_the_rules_foretell_the_results():
+    given, mask = operands(), MASKS["documents"]
+    out, sums = attend(*given, mask)
+    specs = [TensorSpec.of(t) for t in given]
+    assert masked_attention_op._masked_attention_layout(*specs, [], [], mask, 0.3, out.stride()) == (
+        TensorSpec.of(out),
+        TensorSpec.of(sums),
+    )
+    found = torch.ops.dynamotor.masked_attention_backward(out, *given, out, sums, [IDS], [], mask, 0.3)
+    assert masked_attention_op._masked_attention_backward_layout(None, *specs) == tuple(
+        map(TensorSpec.of, found)
+    )
+
+
+def test_blocks_name_what_a_mask_shows():
+    n = 3 * BLOCK + 40
+    part_counts, parts, whole_counts, wholes, *by_column = MaskBlocks(
+        f"(q-k>=0)&(-q+k+{2 * BLOCK}>=0)", (1, 1, n, n), torch.device("cpu")
+    )()
+    # The last rows do not fill a block, so none of theirs is whole.
+    assert part_counts.flatten().tolist() == [1, 1, 2, 3] and whole_counts.flatten().tolist() == [0, 1, 1, 0]
+    assert [parts[0, 0, row, :n].tolist() for row, n in ((2, 2), (3, 3))] == [[0, 2], [1, 2, 3]]
+    assert wholes[0, 0, 1:3, 0].tolist() == [0, 1]
+    assert by_column[0].flatten().tolist() == [2, 2, 2, 1] and by_column[2].flatten().tolist() == [1, 1, 0, 0]
+
+
+def test_a_second_gradient_is_refused():
+    given = operands(grad=True)
+    (first,) = torch.autograd.grad(attend(*given, "q-k>=0")[0].sum(), given[:1], create_graph=True)
+    with pytest.raises(RuntimeError):
+        first.sum().backward()
