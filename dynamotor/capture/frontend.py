@@ -394,7 +394,21 @@ class Compiler(siblings.Sibling):
             finally:
                 del error  # whose traceback holds this frame
         counters["frames"]["graph raised"] += 1
-        return self.eager(args, kwnames)
+        result = self.eager(args, kwnames)
+        self.note_raised(error)
+        return result
+
+    def note_raised(self, error: Exception) -> None:
+        """Say that the graph raised and eager did not: else each call would run twice, and nothing would show
+        it.
+        """
+        reason = f"the compiled graph raised {type(error).__name__}: {error}"
+        emit("fallback", what="function", name=self.name, reason=reason, code="DM412")
+        warn_once(
+            f"raised-{self.share.number}",
+            f"[DM412] {reason}; eager PyTorch did not\n  such calls of {self.name} run in eager PyTorch",
+            EagerWarning,
+        )
 
     def unwind(self, args: tuple[Any, ...]) -> None:
         """Leave the blocks of the user's frame that are open where the captured part begins: none here."""

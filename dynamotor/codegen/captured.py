@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..graph.attention_masks import simplify_attention
-from ..graph.block_attention import use_blocks
+from .block_attention import use_blocks
 from .flex_attention import fuse_attention
 
 

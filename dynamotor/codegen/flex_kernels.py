@@ -48,9 +48,9 @@ class Blocks:
 @dataclass(frozen=True)
 class Case:
     """One kind of call. rows, columns: blocks that are masked element by element, and those that are not at
-    all, by rows of queries and by rows of keys (None: not known). block: queries and keys of a block. out: the
-    output and its gradient (None: row-major). Gradients of the operands are laid out as these, if they are
-    dense.
+    all, by rows of queries and by rows of keys (None: not known). block: queries and keys of a block. out:
+    the output and its gradient (None: row-major). Gradients of the operands are laid out as these, if they
+    are dense.
     """
 
     query: TensorSpec
@@ -470,7 +470,7 @@ def _operands(case: Case) -> dict[str, str]:
 def _store(
     w: _Writer, name: str, spec: TensorSpec, rows: str, size: int, width: tuple[int, int], value: str
 ) -> None:
-    """Write a tile to the rows of batch `b` and head `h` of a tensor; size: their end, if they may pass it."""
+    """Write a tile to rows of batch `b` and head `h` of a tensor; size: their end, if they may pass it."""
     across = f"tl.arange(0, {width[1]})"
     tests = [f"({rows} < {size})[:, None]"] if size else []
     tests += [f"({across} < {width[0]})[None, :]"] if width[0] != width[1] else []

@@ -13,7 +13,8 @@ from torch import fx
 
 from ..graph.mask_text import PLACES, evaluated
 from ..graph.masked_attention_op import BLOCK
-from ..graph.spec import TensorSpec
+from ..graph.sizes import Dim
+from ..graph.spec import CPU, TensorSpec, aten
 from ..graph.subgraphs import Body, Leaf
 from . import flex_attention
 from .flex_attention import Kernels
@@ -67,18 +68,20 @@ def _specs(*tensors: torch.Tensor) -> list[TensorSpec]:
 
 @functools.lru_cache(maxsize=64)
 def _kernels(mask: str, scale: float, stride: tuple[int, ...], n_reads: int, *specs: TensorSpec) -> Kernels:
-    """The kernels of tensors with these sizes and strides, and of this mask: q, k, v, reads and blocks."""
+    """The kernels of tensors with these sizes and strides: q, k, v, reads and blocks."""
     query, key, value, *rest = specs
     reads, blocks = rest[:n_reads], [Blocks(*pair) for pair in zip(rest[n_reads::2], rest[n_reads + 1 :: 2])]
-    limits = [int(n) for n in (*query.shape[:3], key.shape[2])]
-    numbers = [TensorSpec.dense((), torch.int64, query.device)] * 4
-    seen = TileFunction(_body(mask, n_reads), [*numbers, *reads], limits, False)
+    seen = lines_of_mask(mask, reads, (*query.shape[:3], key.shape[2]))
     out = TensorSpec((*query.shape[:3], value.shape[3]), stride, query.dtype, query.device)
     rows, columns = (blocks[0], blocks[1]), (blocks[2], blocks[3])
-    case = Case(
-        query, key, value, scale, None, seen, tuple(reads), 0, (BLOCK, BLOCK), rows, columns, out
-    )  # fmt: skip
-    return Kernels(case)
+    given = query, key, value, scale, None, seen
+    return Kernels(Case(*given, tuple(reads), 0, (BLOCK, BLOCK), rows, columns, out))
+
+
+def lines_of_mask(mask: str, reads: Sequence[TensorSpec], sizes: Sequence[Dim]) -> TileFunction:
+    """What writes the mask of a tile. sizes: batches, heads, queries and keys. Raises Decline."""
+    numbers = [TensorSpec.dense((), torch.int64, reads[0].device if reads else CPU)] * 4
+    return TileFunction(_body(mask, len(reads)), [*numbers, *reads], [int(n) for n in sizes], False)
 
 
 def _body(mask: str, n_reads: int) -> Body:
@@ -86,7 +89,11 @@ def _body(mask: str, n_reads: int) -> Body:
     graph = fx.Graph()
     names = [*PLACES, *[f"r{i}" for i in range(n_reads)]]
     given = {name: fx.Proxy(graph.placeholder(name)) for name in names}
-    graph.output((evaluated(mask, given).node,))
+
+    def index(tensor: fx.Proxy, at: tuple[fx.Proxy, ...]) -> fx.Proxy:  # `tensor[at]` would read the numbers
+        return fx.Proxy(graph.call_function(aten.index.Tensor, (tensor.node, [i.node for i in at])))
+
+    graph.output((evaluated(mask, given, index).node,))
     return Body(fx.GraphModule({}, graph), n_reads, Leaf(0))
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -79,27 +79,33 @@ def names_in(text: str) -> set[str]:
     return {node.id for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Name)} - _FUNCTIONS.keys()
 
 
-def evaluated(text: str, given: Mapping[str, Any]) -> Any:
-    """The text's value. given: numbers, tensors or nodes of a trace by name."""
-    return _value(ast.parse(text, mode="eval").body, given)
+def evaluated(
+    text: str, given: Mapping[str, Any], index: Callable[[Any, Any], Any] = operator.getitem
+) -> Any:
+    """The text's value. given: numbers, tensors or nodes of a trace by name; index: how a tensor is read."""
+
+    def value(node: Any) -> Any:
+        return _value(node, given, value, index)
+
+    return value(ast.parse(text, mode="eval").body)
 
 
-def _value(node: Any, given: Mapping[str, Any]) -> Any:
+def _value(node: Any, given: Mapping[str, Any], value: Callable[[Any], Any], index: Any) -> Any:
     match node:
         case ast.Name():
             return given[node.id]
         case ast.Constant():
             return node.value
         case ast.UnaryOp():
-            return _OPERATORS[type(node.op)](_value(node.operand, given))
+            return _OPERATORS[type(node.op)](value(node.operand))
         case ast.BinOp():
-            return _OPERATORS[type(node.op)](_value(node.left, given), _value(node.right, given))
+            return _OPERATORS[type(node.op)](value(node.left), value(node.right))
         case ast.Compare(ops=[sign], comparators=[other]):
-            return _OPERATORS[type(sign)](_value(node.left, given), _value(other, given))
+            return _OPERATORS[type(sign)](value(node.left), value(other))
         case ast.Call(func=ast.Name(id=name), args=[argument]):
-            return _FUNCTIONS[name](_value(argument, given))
+            return _FUNCTIONS[name](value(argument))
         case ast.Subscript(slice=ast.Tuple(elts=at)):
-            return _value(node.value, given)[tuple(_value(i, given) for i in at)]
+            return index(value(node.value), tuple(map(value, at)))
         case ast.Subscript():
-            return _value(node.value, given)[(_value(node.slice, given),)]
+            return index(value(node.value), (value(node.slice),))
     raise ValueError(f"no part of a mask: {ast.dump(node)}")

@@ -37,7 +37,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def shown(mask: str, reads: Tensors, sizes: Sequence[int], device: torch.device) -> torch.Tensor:
-    """The mask at all places: bool, [batch or 1, heads or 1, rows, length]; 1 where it does not depend on it."""
+    """The mask at all places: bool, [batch, heads, rows, length], 1 of those that it does not depend on."""
     used = names_in(mask)
     given: dict[str, Any] = {f"r{i}": read for i, read in enumerate(reads)}
     for d, (name, size) in enumerate(zip(PLACES, sizes, strict=True)):
@@ -94,13 +94,11 @@ def _backward(
     wide = grad.float()
     slopes = wide @ _repeated(value, query).float().mT
     slopes = weights * (slopes - (wide * out.float()).sum(-1, keepdim=True)) * scale
-    found = (
-        slopes @ _repeated(key, query).float(),
-        _summed(slopes.mT @ query.float(), key),
-        _summed(weights.mT @ wide, value),
+    return (
+        torch.empty_like(query).copy_(slopes @ _repeated(key, query).float()),
+        torch.empty_like(key).copy_(_summed(slopes.mT @ query.float(), key)),
+        torch.empty_like(value).copy_(_summed(weights.mT @ wide, value)),
     )
-    given = (query, key, value)
-    return tuple(torch.empty_like(t).copy_(g) for g, t in zip(found, given, strict=True))  # type: ignore[return-value]
 
 
 def _weights(

@@ -281,8 +281,9 @@ class Record:
             step.note,
             tuple(lines),
             nbytes,
-            _flops(step.kernel),
-            kernel_text(step.kernel),
+            # Templates and batches of a GPU's program have a function that no one kernel describes.
+            0 if step.kernel is None else _flops(step.kernel),
+            "" if step.kernel is None else kernel_text(step.kernel),
             laid_out(function.source),
         )
 

@@ -15,6 +15,7 @@ from warned import text_of
 
 import dynamotor
 from dynamotor import CaptureError, counters
+from dynamotor.base.events import collect
 from dynamotor.capture.values.tensor import TensorValue
 
 
@@ -318,3 +319,23 @@ def test_what_a_generator_raises_for_stop_iteration_has_its_cause() -> None:
 
     expected = function(torch.ones(2))
     assert str(dynamotor.compile(function, backend="eager")(torch.ones(2))) == str(expected)
+
+
+def test_a_graph_that_raises_where_eager_does_not_is_reported():
+    calls = []
+
+    def backend(gm, inputs):
+        def run(*tensors):
+            calls.append(tensors)
+            if len(calls) == 2:
+                raise AttributeError("only this once")
+            return gm.forward(*tensors)
+
+        return run
+
+    compiled, x = dynamotor.compile(lambda x: x * 2 + 2, backend=backend), torch.randn(3)
+    torch.testing.assert_close(compiled(x), x * 2 + 2)
+    with collect("fallback") as events, pytest.warns(dynamotor.EagerWarning, match="DM412.*only this once"):
+        torch.testing.assert_close(compiled(x), x * 2 + 2)
+    assert [event.data["code"] for event in events] == ["DM412"]
+    torch.testing.assert_close(compiled(x), x * 2 + 2)

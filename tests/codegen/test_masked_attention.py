@@ -11,21 +11,21 @@ import dynamotor
 from bench.triton_interpret import available
 from dynamotor import config
 from dynamotor.base.events import counters
-from dynamotor.graph import block_attention
 
 pytestmark = pytest.mark.skipif(not available(), reason="Triton is not there as an interpreter")
-B, H, G, Q, D = 2, 4, 2, 150, 16
+B, H, G, Q, D = 1, 4, 2, 300, 16
 IDS = torch.randint(1, 4, (B, Q)).sort().values
-KEEP = torch.arange(Q) < torch.tensor([[40], [131]])
+KEEP = torch.arange(Q) < torch.tensor([[231]])
 
 MASKS = {
-    "window": lambda q, k, ids, keep: (k <= q) & (k > q - 40),
-    "both sides": lambda q, k, ids, keep: (q - k).abs() <= 20,
-    "chunks": lambda q, k, ids, keep: (k <= q) & (q // 32 == k // 32),
+    "window": lambda q, k, ids, keep: (k <= q) & (k > q - 90),
+    "both sides": lambda q, k, ids, keep: (q - k).abs() <= 70,
+    "chunks": lambda q, k, ids, keep: (k <= q) & (q // 100 == k // 100),
     "prefix": lambda q, k, ids, keep: (k <= q) | (k < 30),
     "documents": lambda q, k, ids, keep: (k <= q) & (ids[:, None, :, None] == ids[:, None, None, :]),
     "padding": lambda q, k, ids, keep: keep[:, None, None, :],
     "causal with padding": lambda q, k, ids, keep: (k <= q) & keep[:, None, None, :],
+    "numbers": lambda q, k, ids, keep: (k <= q) & (ids[:, None, None, :] > 1),
     "rows of nothing": lambda q, k, ids, keep: (k < q) & (ids[:, None, None, :] > 1),
     "added": lambda q, k, ids, keep: torch.where(k <= q - 3, 0.0, -torch.inf).to(torch.bfloat16),
 }
@@ -54,15 +54,10 @@ def compiled(f, given, rest=(IDS, KEEP), **options):
     return [out, *found], {kind: n for kind, n in counters["attention masks"].items() if n}
 
 
-@pytest.fixture(autouse=True)
-def short(monkeypatch):
-    monkeypatch.setattr(block_attention, "FEWEST", 100)
-
-
 @pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", MASKS)
 def test_a_mask_of_the_graph_becomes_blocks(name):
-    f, given = attend(MASKS[name]), operands()
+    f, given, raised = attend(MASKS[name]), operands(), counters["frames"]["graph raised"]
     found, kinds = compiled(f, given)
     wide = [t.detach().double().requires_grad_() for t in given]
 
@@ -75,7 +70,7 @@ def test_a_mask_of_the_graph_becomes_blocks(name):
 
     out = exact(*wide, IDS, KEEP)
     wanted = [out, *torch.autograd.grad(out, wide, torch.ones_like(out))]
-    assert kinds == {"blocks": 1}
+    assert kinds == {"blocks": 1} and counters["frames"]["graph raised"] == raised
     for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a.double(), b, rtol=2e-2, atol=2e-2 * float(b.detach().abs().max()))
     assert found[0].stride() == f(*given, IDS, KEEP).stride()

@@ -9,24 +9,25 @@ PyTorch's kernels take such a mask as a matrix, read it for each head and comput
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ..base.config import config
-from ..base.events import counters
+from ..base.events import counters, fall_back
 from ..base.narrowing import checked
-from .attention_masks import ATTENTION, Attention, attention_call
-from .index_formulas import Condition, NoFormula, Position, Read, atoms
-from .mask_text import names_in, text_of
-from .masked_attention_op import BLOCK, MaskBlocks
-from .spec import HALVES, TensorSpec
+from ..graph.attention_masks import ATTENTION, Attention, attention_call
+from ..graph.index_formulas import Condition, NoFormula, Position, Read, atoms
+from ..graph.mask_text import names_in, text_of
+from ..graph.masked_attention_op import BLOCK, MaskBlocks
+from ..graph.spec import HALVES, TensorSpec
+from ..lower.lowering import Decline, decline_if
+from .masked_attention import lines_of_mask
 
 Node = torch.fx.Node
 FEWEST = 2 * BLOCK  # queries, and keys: below, there are no blocks to leave out
 WIDEST = 128  # of a head
-_READABLE = (torch.bool, torch.int32, torch.int64)
 
 
 def use_blocks(gm: torch.fx.GraphModule, visible: Mapping[Node, Condition]) -> None:
@@ -36,21 +37,27 @@ def use_blocks(gm: torch.fx.GraphModule, visible: Mapping[Node, Condition]) -> N
         call = attention_call(node)
         if call is None or not _has_kernels(call):
             continue
-        read = [atom for atom in atoms(condition) if type(atom) is Read]
-        if any(
-            {"q", "k"} <= {p.name for i in atom.at for p in atoms(i) if type(p) is Position} for atom in read
-        ):
-            continue  # the mask is in memory anyway
-        reads = sorted({atom.node for atom in read}, key=str)
+        reads = sorted({atom.node for atom in atoms(condition) if type(atom) is Read}, key=str)
         try:
-            text = text_of(condition, reads)
-        except NoFormula:
+            text = _text(call, condition, reads)
+        except (NoFormula, Decline) as why:
+            fall_back("attention", what="op", name="attention", reason=f"its mask is a matrix: {why}")
             continue
-        if all(read.meta["val"].dtype in _READABLE for read in reads):
-            counters["attention masks"]["kept"] -= 1
-            counters["attention masks"]["blocks"] += 1
-            _replace(call, text, reads, made)
+        counters["attention masks"].update(kept=-1, blocks=1)
+        _replace(call, text, reads, made)
     gm.recompile()
+
+
+def _text(call: Attention, condition: Condition, reads: Sequence[Node]) -> str:
+    """The formula's text, for which kernels can be written. Raises NoFormula, Decline."""
+    for atom in atoms(condition):
+        if type(atom) is Read:
+            places = {p.name for i in atom.at for p in atoms(i) if type(p) is Position}
+            decline_if({"q", "k"} <= places, "it is in memory anyway")
+    text = text_of(condition, reads)
+    sizes = (*call.query.shape[:3], call.key.shape[2])
+    lines_of_mask(text, [read.meta["val"] for read in reads], sizes)
+    return text
 
 
 def _has_kernels(call: Attention) -> bool:
@@ -64,9 +71,9 @@ def _has_kernels(call: Attention) -> bool:
         and not given.get("is_causal")
         and all(type(n) is int and n > 0 for n in sizes)
         and query.shape[0] == key.shape[0] == value.shape[0]
-        and query.shape[1] % key.shape[1] == 0  # type: ignore[operator]
-        and min(query.shape[2], key.shape[2]) >= FEWEST  # type: ignore[type-var,operator]
-        and all(16 <= n <= WIDEST and n % 8 == 0 for n in (query.shape[3], value.shape[3]))  # type: ignore[operator]
+        and query.shape[1] % key.shape[1] == 0
+        and min(query.shape[2], key.shape[2]) >= FEWEST
+        and all(16 <= n <= WIDEST and n % 8 == 0 for n in (query.shape[3], value.shape[3]))
         and isinstance(given.get("scale"), (int, float, type(None)))
     )
 
