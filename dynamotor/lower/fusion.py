@@ -37,7 +37,9 @@ from .ir import (
 from .space import Env, Split, match
 
 MAX_PARAMS = 24
+MERGED_PARAMS = 40  # of two groups that become one: most are values that one makes for the other
 MAX_MEMBERS = 40
+FAR = 8  # extern calls
 MAX_CHAIN = 400  # operations of which each needs the result of the one before
 SUMS_TOGETHER = 1 << 23  # elements from which on sums of one row share a kernel; smaller ones share a launch
 MAX_ACROSS = 16384  # elements of a per-thread partial result
@@ -83,8 +85,8 @@ def elements(variables: Iterable[Var]) -> int:
 class Group:
     """Nodes that become one kernel."""
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, number: int, most_params: int = MAX_PARAMS) -> None:
+        self.number, self.most_params = number, most_params
         self.vars: list[Var] = []
         self.members: list[Member] = []
         self.by_buffer: dict[str, Member] = {}
@@ -441,7 +443,7 @@ def size_limits(group: Group, m: Member) -> Refuse | None:
     """Kernels stay of a size that compiles fast and keeps its pointers in registers."""
     if len(group.members) >= MAX_MEMBERS:
         return Refuse("too many nodes")
-    if len(group.params() | m.node.reads | {m.node.buffer}) > MAX_PARAMS:
+    if len(group.params() | m.node.reads | {m.node.buffer}) > group.most_params:
         return Refuse("too many buffers")
     if _depth([*group.members, m]) > MAX_CHAIN:
         return Refuse("too many operations one behind the other")
@@ -476,14 +478,21 @@ def same_phase(group: Group, m: Member) -> Refuse | None:
     return None if group.members[0].node.phase == m.node.phase else Refuse("the other phase of the step")
 
 
-def try_join(group: Group, node: LoopNode, rules: Sequence[Rule] = RULES) -> Member | Refuse:
-    """The member the node becomes in the group (not yet accepted), or why not."""
+def try_join(
+    group: Group, node: LoopNode, rules: Sequence[Rule] = RULES, alike: bool = False
+) -> Member | Refuse:
+    """The member the node becomes in the group (not yet accepted), or why not. alike: it may join for the
+    shape of its result alone.
+    """
     touched = group.accesses()
     own = node.evaluate()
     candidates: list[tuple[Index, Index]] = []
     for e in sorted(loads_of(own), key=lambda e: -len(e.args[1].vars())):
         for index in touched.get(e.args[0], ()):
             candidates.append((index, e.args[1]))
+    if alike and not candidates:
+        shape = node.shape, node.stride
+        candidates = [(m.store, node.place) for m in group.members if (m.node.shape, m.node.stride) == shape]
     refusal = Refuse("nothing in common")
     splits: list[
         Env
@@ -512,11 +521,14 @@ def try_join(group: Group, node: LoopNode, rules: Sequence[Rule] = RULES) -> Mem
 
 
 def replay(number: int, nodes: Sequence[LoopNode], rules: Sequence[Rule]) -> Group | Refuse:
-    """One group of all these nodes (in an order in which they can be computed), or why not."""
-    group = Group(number)
+    """One group of all these nodes (in an order in which they can be computed), or why not.
+
+    A node that touches nothing of those before it may be read beside them by a later one.
+    """
+    group = Group(number, MERGED_PARAMS)
     group.start(nodes[0])
     for node in nodes[1:]:
-        member = try_join(group, node, rules)
+        member = try_join(group, node, rules, alike=True)
         if isinstance(member, Refuse):
             return member
         group.accept(member)
@@ -552,6 +564,7 @@ class Fuser:
         self.overwritten, self.rules = set(overwritten), rules  # names of inputs; the rules that may refuse
         self.items: list[Group | ExternNode | None] = []  # None: a group that became part of another
         self.owner: dict[str, int] = {}  # buffer -> item that made it last
+        self.calls: list[int] = []  # for each item, how many extern calls come before it
         self.before: list[int] = []  # for each item a bit set of the items that must run before it
         self.readers: dict[str, int] = {}  # buffer -> bit set of items that read it
         self.schedule = schedule
@@ -591,6 +604,7 @@ class Fuser:
 
     def _append(self, item: Group | ExternNode, direct: int) -> int:
         at = len(self.items)
+        self.calls.append(self.calls[-1] + isinstance(self.items[-1], ExternNode) if at else 0)
         self.items.append(item)
         self.before.append(self._closure(direct))
         self._note(
@@ -647,7 +661,10 @@ class Fuser:
         nearby = [
             at
             for at, group in groups.items()
-            if shared >> at & 1 and at not in made and shares_enough(group, node)
+            if shared >> at & 1
+            and at not in made
+            and self._near(at, node, self.calls[-1])
+            and shares_enough(group, node)
         ]
         return [(at, groups[at]) for at in sorted(made, reverse=True) + nearby[:-5:-1]]
 
@@ -657,7 +674,9 @@ class Fuser:
         for b in range(len(self.items)):
             for a in self._partners(b):
                 first, second = self.items[a], self.items[b]
-                if not isinstance(first, Group) or not isinstance(second, Group) or not self._adjacent(a, b):
+                if not isinstance(first, Group) or not isinstance(second, Group):
+                    continue
+                if not self._adjacent(a, b) or not self._near(a, second.members[0].node, self.calls[b]):
                     continue
                 nodes = sorted((m.node for m in (*first.members, *second.members)), key=position.__getitem__)
                 merged = replay(a, nodes, self.rules)
@@ -694,6 +713,12 @@ class Fuser:
             return self._adjacent(b, a)
         between = self.before[b] & ~(1 << a)
         return not any(between >> x & 1 and self.before[x] >> a & 1 for x in range(len(self.items)))
+
+    def _near(self, at: int, node: LoopNode, calls: int) -> bool:
+        """Whether a node behind so many extern calls may move to a group: a value that is made again for the
+        backward is not made long before it is needed, where it would take memory meanwhile.
+        """
+        return node.phase != "backward" or calls - self.calls[at] <= FAR
 
     def _redirect(self, old: int, new: int) -> None:
         """Item `old` has become part of item `new`."""

@@ -168,3 +168,15 @@ def test_random_programs_agree_with_eager():
             return kept[-1], kept[len(kept) // 2] * 2, kept[-2].sum(1)
 
         check(fn, torch.randn(24, 20, dtype=torch.float64), tolerance=1e-9)
+
+
+def test_a_sum_that_touches_nothing_of_a_kernel_is_read_beside_it_there():
+    def fn(x, r, p, w0, w1, w2):
+        a, b = p @ w0, p @ w1
+        y = x * r
+        found = y @ w2
+        total = a + b  # shares no operand with y, but what reads it does
+        return found, total, total * y + x, (total * y).sum(1)
+
+    x, weights = torch.randn(512, 64), [torch.randn(64, 64) / 8 for _ in range(3)]
+    check(fn, x, torch.randn(512, 1), x.flip(0), *weights, kernels=1, tolerance=1e-4)
