@@ -56,10 +56,10 @@ def sum_row_products(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) 
             continue
         if spec.is_symbolic:
             continue
-        narrow = _is_narrow(w, node)
+        narrow = is_narrow(w, node)
         if not _pays(spec, w, narrow, on_gpu):
             continue
-        _base(x).meta[IN_MEMORY] = True  # each program that sums reads all of the row
+        base_of(x).meta[IN_MEMORY] = True  # each program that sums reads all of the row
         with gm.graph.inserting_before(node):
             take_place(_sums(gm.graph, x, w, bias, spec.dtype, convert=narrow and not on_gpu), node)
 
@@ -70,7 +70,7 @@ def _pays(spec: TensorSpec, w: fx.Node, narrow: bool, on_gpu: bool) -> bool:
         return False
     most = ROWS_GPU if on_gpu else NARROW_CPU if narrow else ROWS_CPU
     few = 0 < spec.shape[0] <= most.get(spec.dtype, 0)
-    return few and (narrow or _lies_by_rows(w) and (on_gpu or _base(w).op == "placeholder"))
+    return few and (narrow or lies_by_rows(w) and (on_gpu or base_of(w).op == "placeholder"))
 
 
 def _multiplies_bytes(graph: fx.Graph, node: fx.Node, bias: fx.Node | None = None) -> bool:
@@ -108,14 +108,14 @@ def _multiplies_bytes(graph: fx.Graph, node: fx.Node, bias: fx.Node | None = Non
     return fits
 
 
-def _base(node: fx.Node) -> fx.Node:
+def base_of(node: fx.Node) -> fx.Node:
     """The node that a view shows."""
     while isinstance(node.target, OpOverload) and facts(node.target).is_view:
         node = operand(node, 0)
     return node
 
 
-def _lies_by_rows(w: fx.Node) -> bool:
+def lies_by_rows(w: fx.Node) -> bool:
     """Whether weights in memory are contiguous along the sums."""
     spec = find_spec(w)
     return (
@@ -127,7 +127,7 @@ def _lies_by_rows(w: fx.Node) -> bool:
     )
 
 
-def _is_narrow(w: fx.Node, product: fx.Node) -> bool:
+def is_narrow(w: fx.Node, product: fx.Node) -> bool:
     """Whether a weight is computed for this product alone, from bytes and much smaller tensors."""
     count, bytes_seen = numel(spec_of(w).shape), False
     todo = [(w, product)]
@@ -168,9 +168,9 @@ def _sums(
             return value
         return call(graph, aten._to_copy.default, value, dtype=torch.float32)
 
-    period, rows = _interleaved(w), []
-    columns = [wide(w)] if period == 1 else [wide(_column(graph, w, period, i)) for i in range(period)]
+    columns, rows = [wide(column) for column in columns_of(graph, w)], []
     _read_once(columns)
+    period = len(columns)
     for n in range(spec_of(x).shape[0]):
         row = call(graph, aten.select.int, x, 0, n)
         total = None
@@ -188,6 +188,12 @@ def _sums(
     for addend in bias:
         result = call(graph, aten.add.Tensor, result, wide(addend))
     return result if dtype == torch.float32 else call(graph, aten._to_copy.default, result, dtype=dtype)
+
+
+def columns_of(graph: fx.Graph, w: fx.Node) -> list[fx.Node]:
+    """A weight that is computed from bytes, as one matrix for each number of a byte."""
+    period = numbers_of(w)
+    return [w] if period == 1 else [_column(graph, w, period, i) for i in range(period)]
 
 
 def _read_once(weights: list[fx.Node]) -> None:
@@ -210,7 +216,7 @@ def _every(graph: fx.Graph, value: fx.Node, period: int, start: int) -> fx.Node:
     return call(graph, aten.slice.Tensor, value, 0, start, length, period)
 
 
-def _interleaved(w: fx.Node) -> int:
+def numbers_of(w: fx.Node) -> int:
     """How many numbers beside one another along the sums are parts of one byte: each is unpacked by shifts of
     its own, so their sums are taken apart, and no vector has elements of several kinds.
     """
