@@ -19,7 +19,7 @@ from ..graph.nodes import arguments, find_spec, spec_of, take_place
 from ..graph.shapes import call
 from ..graph.spec import HALVES, GraphInfo, TensorSpec, aten, numel
 from .realize import IN_MEMORY
-from .row_products import base_of, columns_of, is_narrow, lies_by_rows, numbers_of
+from .row_products import Apart, apart, base_of, columns_of, is_narrow, lies_by_rows, numbers_of
 
 FEWEST, MOST = 2, 64  # rows; one row is a sum (`row_products.py`)
 FEWEST_NARROW = 2  # of weights in bytes
@@ -62,6 +62,7 @@ def cut_of(rows: int, itemsize: int = 2, numbers: int = 1) -> FewRowsCut:
 
 def part_products_of_few_rows(gm: fx.GraphModule, info: GraphInfo) -> None:
     """mm and addmm of few rows of half precision → sums of parts."""
+    known: Apart = {}
     for node in [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]:
         *bias, x, w = arguments(node)
         narrow = is_narrow(w, node) and int(spec_of(w).shape[0]) % (numbers_of(w) * STEP) == 0
@@ -70,7 +71,9 @@ def part_products_of_few_rows(gm: fx.GraphModule, info: GraphInfo) -> None:
         if narrow or _lies_by_vectors(w):
             base_of(x).meta[IN_MEMORY] = True
             with gm.graph.inserting_before(node):
-                take_place(_sum_of_parts(gm.graph, x, w, bias, spec_of(node).dtype, narrow), node)
+                columns = columns_of(gm.graph, w) if narrow else [w]
+                rows = apart(gm.graph, x, len(columns), known)
+                take_place(_sum_of_parts(gm.graph, rows, columns, bias, spec_of(node).dtype), node)
 
 
 def _is_few(spec: TensorSpec, x: fx.Node, w: fx.Node, fewest: int) -> bool:
@@ -89,19 +92,11 @@ def _lies_by_vectors(w: fx.Node) -> bool:
 
 
 def _sum_of_parts(
-    graph: fx.Graph, x: fx.Node, w: fx.Node, bias: list[fx.Node], dtype: torch.dtype, narrow: bool
+    graph: fx.Graph, x: fx.Node, columns: list[fx.Node], bias: list[fx.Node], dtype: torch.dtype
 ) -> fx.Node:
     """The product as a sum of parts, rounded once."""
-    columns = columns_of(graph, w) if narrow else [w]
-    rows, inner, outputs = spec_of(x).shape[0], spec_of(columns[0]).shape[0], spec_of(w).shape[1]
-    if len(columns) > 1:  # places of x apart, as the numbers of a byte are
-        apart = call(graph, aten.reshape.default, x, [rows, inner, len(columns)])
-        apart = call(graph, aten.permute.default, apart, [2, 0, 1])
-        x = call(graph, aten.clone.default, apart, memory_format=torch.contiguous_format)
-        x.meta[IN_MEMORY] = True
-    else:
-        x = call(graph, aten.unsqueeze.default, x, 0)
-    parts = cut_of(int(rows), numbers=len(columns)).parts(int(outputs), int(inner))
+    _, rows, inner = (int(n) for n in spec_of(x).shape)
+    parts = cut_of(rows, numbers=len(columns)).parts(int(spec_of(columns[0]).shape[1]), inner)
     product = call(graph, torch.ops.dynamotor.few_rows_product.default, x, columns, parts)
     terms = [call(graph, aten.select.int, product, 0, n) for n in range(parts)]
     terms += [call(graph, aten._to_copy.default, addend, dtype=torch.float32) for addend in bias]
