@@ -142,9 +142,7 @@ def _products(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
 
         module = _Products(weights)
         compiled = (
-            _graphed(module, x)
-            if way == "eager" and args.device == "cuda"
-            else compiler_of(way, MODE)(module)
+            graphed(module, x) if way == "eager" and args.device == "cuda" else compiler_of(way, MODE)(module)
         )
         for _ in range(5):
             result = compiled(x)
@@ -189,7 +187,7 @@ def _attention(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]
                 mask = torch.where(places < filled, 0.0, -torch.inf).to(dtype)[None, None, None]
                 module = _Attentions(caches, mask if filled else None)
                 graphed = way == "eager" and args.device == "cuda"
-                call = _graphed(module, q) if graphed else compiler_of(way, MODE)(module)
+                call = graphed(module, q) if graphed else compiler_of(way, MODE)(module)
                 for _ in range(5):
                     call(q)
                 times = [t / len(caches) for t in timed(partial(call, q), 4 * args.times, args.device)]
@@ -198,7 +196,7 @@ def _attention(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]
     return {"shapes": found}
 
 
-def _graphed(call: Callable[..., Any], x: torch.Tensor) -> Callable[..., Any]:
+def graphed(call: Callable[..., Any], x: torch.Tensor) -> Callable[..., Any]:
     """The library's products as one CUDA graph, so that launches do not count."""
     call(x)
     torch.cuda.synchronize()

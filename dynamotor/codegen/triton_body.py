@@ -23,6 +23,7 @@ from .triton_vectors import Vectors
 Axes = frozenset[str]
 NOTHING: Axes = frozenset()
 NO_VARS: frozenset[Var] = frozenset()
+LEAST_GROUP = 8  # places that share a load: fewer are one or two vectors of their own
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,6 +336,9 @@ class TileBody:
 
     def _load(self, e: Expr, scope: TileScope) -> Name:
         buffer, index, memory = e.args
+        group = self._group(index)
+        if group is not None:
+            return self._load_by_groups(e, *group, scope)
         at = self.index(index, scope)
         covered, some = self.by_vectors(index, memory, scope)
         mask, mask_axes = self.mask(scope, at.axes, "r_some" if some else "r_in")
@@ -348,6 +352,39 @@ class TileBody:
 
     def _index(self, e: Expr, scope: TileScope) -> Name:
         return self.integer(e.args[0], COMPUTE[e.dtype], scope)
+
+    def _group(self, index: Index) -> tuple[Div, Axis] | None:
+        """The term of an index that is the same for whole groups of places along the last axis of a tile,
+        where each tile has whole groups: one load serves a group.
+        """
+        axis = self.axes[self.order[-1]]
+        loops = [v for v in axis.vars if not v.single]
+        if len(self.order) < 2 or len(loops) != 1 or not axis.exact or self.vectors is not None:
+            return None
+        along = [atom for atom in index.terms if loops[0] in Index({atom: 1}, 0).vars()]
+        term = along[0] if len(along) == 1 else None
+        if not isinstance(term, Div) or index.loaded or type(term.n) is not int:
+            return None
+        of_axis = term.base.terms == {loops[0]: 1} and equal(term.base.const, 0)
+        if not of_axis or term.n < LEAST_GROUP or axis.block % term.n:
+            return None
+        return term, axis
+
+    def _load_by_groups(self, e: Expr, term: Div, axis: Axis, scope: TileScope) -> Name:
+        """A load that all places of a group share, given to each of them."""
+        buffer, index, memory = e.args
+        rest = self.index(Index({a: c for a, c in index.terms.items() if a is not term}, index.const), scope)
+        count = axis.block // term.n
+        groups = f"(({self.starts[axis.name]}) // {term.n} + tl.arange(0, {count}))[None, :]"
+        mask, mask_axes = self.mask(scope, rest.axes)
+        place = self.spread(rest.text, rest.axes, mask_axes)
+        text = f"tl.load({self.pointers[buffer]} + {place} + {groups} * {mark(index.terms[term])}"
+        text = f"{text}, {mask}, 0)" if mask else f"{text})"
+        if MEMORY[memory] != COMPUTE[e.dtype]:
+            text += f".to({COMPUTE[e.dtype]})"
+        block = self.axes[self.order[0]].block if rest.axes | mask_axes else 1
+        text = f"tl.broadcast_to(tl.expand_dims({text}, 2), [{block}, {count}, {term.n}])"
+        return self.define(f"tl.reshape({text}, [{block}, {axis.block}])", rest.axes | {axis.name}, scope)
 
     def _rand(self, e: Expr, scope: TileScope) -> Name:
         word = self.value(_word(e), scope)

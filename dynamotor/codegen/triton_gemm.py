@@ -19,6 +19,7 @@ from ..graph.spec import numel
 from ..lower.index_expr import Index, flatten
 from ..lower.ir import F32, Store, load, loads_of, walk
 from .triton_body import Axis, Name, TileBody, TileScope
+from .triton_computed import multiply_computed
 from .triton_conv import multiply_window
 from .triton_kernel import TritonFunction
 from .triton_ops import MEMORY, POINTER, lines_of, unmarked
@@ -75,7 +76,9 @@ class Tiling:
         """
         found = self if product.window is None else replace(self, persistent=False)
         if found.tma and not qualifies(product, found.persistent, found.k):
-            return replace(found, tma=False, tma_store=False)
+            found = replace(found, tma=False, tma_store=False)
+        while product.computed and product.size[3] % found.k:  # computed values behind the end are no zeros
+            found = replace(found, k=found.k // 2)
         return found
 
 
@@ -91,15 +94,16 @@ class ProductEmitter:
         self.wide = any(
             abs(o.offset) + sum(abs(s) * max(n - 1, 0) for s, n in zip(o.stride, sizes)) >= _WIDE
             for o, sizes in self._operands()
-        ) or any(i.bounds[1] >= _WIDE for s in product.epilogue for i in _indices(s))
+        ) or any(i.bounds[1] >= _WIDE for i in _indices(product))
         self.planes = (planes(product) if tiling.tma else None) or {}
         self.stored = self._stored_planes() if tiling.tma_store else {}
 
     def _operands(self) -> list[tuple[Operand, tuple[int, int, int]]]:
         p, (batch, m, n, k) = self.product, self.product.size
-        found = [(p.a, (batch, m, k)), (p.b, (batch, k, n)), (p.out, (batch, m, n))]
+        found = [(p.out, (batch, m, n))]
+        found += [pair for a, b in p.pairs for pair in ((a, (batch, m, k)), (b, (batch, k, n)))]
         if p.window is not None:
-            found[0] = (replace(p.a, stride=p.window.step), (m // numel(p.window.result), *p.window.image))
+            found[1] = (replace(p.a, stride=p.window.step), (m // numel(p.window.result), *p.window.image))
         return found + ([(p.bias, (batch, m, n))] if p.bias else [])
 
     def _stored_planes(self) -> dict[str, tuple[str, Plane]]:
@@ -176,6 +180,9 @@ class ProductEmitter:
     def _multiply(self) -> Iterator[str]:
         """The loop over k."""
         p, t = self.product, self.tiling
+        if p.computed:
+            yield from multiply_computed(p, (t.m, t.n, t.k), self.pointers, self.wide)
+            return
         if p.window is not None:
             yield from multiply_window(p, (t.m, t.n, t.k), self.pointers, self.wide, self.planes.get("b"))
             return
@@ -189,14 +196,18 @@ class ProductEmitter:
             am = (tm * {t.m} + tl.arange(0, {t.m})){big}
             bn = (tn * {t.n} + tl.arange(0, {t.n})){big}
             ak = tl.arange(0, {t.k}){big}
-            a_at = {self._address(p.a, "am[:, None]", "ak[None, :]")}
-            b_at = {self._address(p.b, "ak[:, None]", "bn[None, :]")}
-            acc = tl.zeros([{t.m}, {t.n}], tl.float32)
-            for k in tl.range(0, depth, {t.k}):
-                acc = tl.dot(tl.load(a_at{a_mask}){cast_a}, tl.load(b_at{b_mask}){cast_b}, acc{precision})
-                a_at += {t.k * p.a.stride[2]}
-                b_at += {t.k * p.b.stride[1]}
         """)
+        pairs = [(f"a_at{n or ''}", f"b_at{n or ''}", *pair) for n, pair in enumerate(p.pairs)]
+        for a_at, b_at, a, b in pairs:
+            yield f"{a_at} = {self._address(a, 'am[:, None]', 'ak[None, :]')}"
+            yield f"{b_at} = {self._address(b, 'ak[:, None]', 'bn[None, :]')}"
+        yield f"acc = tl.zeros([{t.m}, {t.n}], tl.float32)"
+        yield f"for k in tl.range(0, depth, {t.k}):"
+        for a_at, b_at, a, b in pairs:
+            loads = f"tl.load({a_at}{a_mask}){cast_a}, tl.load({b_at}{b_mask}){cast_b}"
+            yield f"    acc = tl.dot({loads}, acc{precision})"
+            yield f"    {a_at} += {t.k * a.stride[2]}"
+            yield f"    {b_at} += {t.k * b.stride[1]}"
 
     def _multiply_through_descriptors(self) -> Iterator[str]:
         """The loop over k; tiles beyond the ends are zeros."""
@@ -264,10 +275,10 @@ def _always(axis: Axis, mask: Name, scope: TileScope) -> Name:
     return Name(f"{axis.name}_only", mask.axes)
 
 
-def _indices(s: Store) -> Iterator[Index]:
-    yield s.index
-    for e in loads_of(s.expr):
-        yield e.args[1]
+def _indices(product: Product) -> Iterator[Index]:
+    yield from (s.index for s in product.epilogue)
+    for expr in (*product.computed, *(s.expr for s in product.epilogue)):
+        yield from (e.args[1] for e in loads_of(expr))
 
 
 def emit_product(product: Product, tiling: Tiling) -> TritonFunction:

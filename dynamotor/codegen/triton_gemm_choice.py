@@ -23,6 +23,7 @@ from ..graph.kernel_checks import tf32
 from ..lower.program import Program
 from ..runtime.triton_build import triton_version
 from . import gemm_table
+from .triton_few_rows import tiling_of
 from .triton_gemm import MULTIPROCESSORS, Tiling
 from .triton_gemm_sites import Site, find_sites, put, template_step, trial
 from .triton_product import Product
@@ -90,11 +91,14 @@ def tilings(
 
 
 def choose(program: Program, gpu: str, tune: Measure | None = None) -> Program:
-    """The program with templates where the table or (with `tune`) a measurement says so."""
-    if tune is None and not gemm_table.knows(gpu):
-        return program
-    chosen = []
-    for site in find_sites(program, tf32=bool(tf32())):
+    """The program with templates where the table or (with `tune`) a measurement says so, and for parts of
+    products of few rows, which no library computes.
+    """
+    sites = find_sites(program, tf32=bool(tf32()))
+    chosen = [(site, tiling_of(site.product)) for site in sites if site.product.in_parts]
+    for site in sites if tune is not None or gemm_table.knows(gpu) else ():
+        if site.product.in_parts:
+            continue
         found = _from_table(site, gpu, gemm_table.stored)
         if found is None:
             found = (

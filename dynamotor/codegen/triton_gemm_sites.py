@@ -28,7 +28,9 @@ from ..lower.program import (
     writes_of,
 )
 from .triton import TritonStep
+from .triton_computed import computed
 from .triton_conv import convolution
+from .triton_few_rows import few_rows
 from .triton_gemm import Tiling, emit_product
 from .triton_product import Operand, Product, over_tile
 
@@ -56,7 +58,7 @@ class Site:
     product: Product
     consumer: int | None = None
     makers: tuple[int, ...] = ()
-    plain: Site | None = None  # the same without the casts
+    plain: Site | None = None  # the same without the casts; parts of few rows: without the consumer
 
     def variants(self) -> tuple[Site, ...]:
         """The ways in which a template may take this place, the one that fuses most first."""
@@ -76,7 +78,9 @@ class Site:
             f"{'+bias' if p.bias else ''}{casts}{' keep' if p.stored and self.consumer is not None else ''}"
         )
         window = f" {p.window}" if p.window is not None else ""
-        return f"{_FLOATS[p.compute]} {sizes} {layout}{window}{extra}{_work(p)}"
+        parts = " in parts" if p.in_parts else ""
+        parts += f" of {_types(p.computed)}" if p.computed else ""
+        return f"{_FLOATS[p.compute]} {sizes} {layout}{window}{parts}{extra}{_work(p)}"
 
 
 def _work(product: Product) -> str:
@@ -90,6 +94,11 @@ def _work(product: Product) -> str:
     return f" > {','.join(ops) or 'copy'} reads {','.join(reads) or 'nothing'} writes {','.join(writes)}"
 
 
+def _types(computed: Iterable[Expr]) -> str:
+    """The types that weights are computed from."""
+    return ",".join(sorted({_short(e.args[2]) for expr in computed for e in loads_of(expr)}))
+
+
 def _short(dtype: torch.dtype) -> str:
     return _FLOATS.get(dtype, str(dtype).removeprefix("torch."))
 
@@ -101,10 +110,15 @@ def find_sites(program: Program, tf32: bool = False) -> list[Site]:
     found, flow = [], _Flow(program)
     for at, step in enumerate(program.steps):
         convolved = convolution(program, step)
-        product = convolved or _product(program, step, tf32)
+        product = convolved or few_rows(program, step) or _product(program, step, tf32)
         if product is not None:
             plain = _with_consumer(program, flow, Site(at, product))
             if convolved is not None and plain.consumer is None:  # what pays is the kernel behind it
+                continue
+            if product.in_parts:
+                alone = _with_computed(program, flow, Site(at, product))
+                joined = _with_computed(program, flow, plain)
+                found.append(replace(joined, plain=alone) if joined.consumer is not None else alone)
                 continue
             plain = _with_sources(program, flow, plain, _padded_from)
             cast = _with_sources(program, flow, plain, _cast_from)
@@ -227,6 +241,23 @@ def _with_sources(program: Program, flow: _Flow, site: Site, source_of: _SourceO
     return site
 
 
+def _with_computed(program: Program, flow: _Flow, site: Site) -> Site:
+    """The site computing its weights as the kernels do that make them for it alone."""
+    names = {a.buffer for a, _ in site.product.pairs}
+    writers = [flow.writers.get(name, []) for name in names]
+    makers = tuple(sorted({n for found in writers for n in found if n < site.at}))
+    steps = [program.steps[n] for n in makers]
+    if any(len(found) != 1 for found in writers) or names & flow.results:
+        return site
+    if not all(_is_map(step) for step in steps) or any(flow.readers[name] != [site.at] for name in names):
+        return site
+    product = computed(site.product, [step.kernel for step in steps if isinstance(step, TritonStep)])
+    sources = {name for step in steps for name in reads_of(step)}
+    if product is None or any(flow.is_written(name, makers[0], site.steps()[-1]) for name in sources):
+        return site
+    return replace(site, product=product, makers=makers)
+
+
 def _made_from(program: Program, made: int, site: Site, key: str, source_of: _SourceOf) -> Operand | None:
     """The elementwise input of a step that makes an operand, as that operand."""
     step = program.steps[made]
@@ -308,9 +339,11 @@ def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
     new: dict[int, Step] = {}
     gone: set[int] = set()
     for site, tiling in chosen:
+        if gone.union(new).intersection(site.steps()):  # two products that one kernel reads: the first's
+            if not site.product.in_parts:
+                continue
+            site = site.variants()[-1]  # no library computes parts
         taken = set(site.steps())
-        if taken & (gone | new.keys()):  # two products that one kernel reads: the first has taken it
-            continue
         gone |= taken
         new[site.steps()[-1]] = template_step(program, site, tiling)
     counters["templates"]["gemm"] += len(new)

@@ -84,8 +84,9 @@ class Product:
     `a` is no matrix.
 
     compute: the type that operands have when they meet (those of another type are cast as they are read).
-    stored: whether `out` is written at all; epilogue: the elementwise kernel that reads it, over variables z,
-    m, n.
+    more: further operands whose product is added. computed: the elements (z, m, k) of each `a`, where none
+    is in memory. stored: whether `out` is written at all; epilogue: the elementwise kernel that reads it,
+    over variables z, m, n.
     """
 
     size: tuple[int, int, int, int]  # batch, m, n, k
@@ -99,6 +100,23 @@ class Product:
     params: tuple[tuple[str, torch.dtype, bool], ...] = ()  # of the epilogue
     streams: tuple[int, ...] = ()
     window: ConvWindow | None = None
+    more: tuple[tuple[Operand, Operand], ...] = ()
+    computed: tuple[Expr, ...] = ()
+
+    @property
+    def pairs(self) -> tuple[tuple[Operand, Operand], ...]:
+        """All operands whose products are added."""
+        return ((self.a, self.b), *self.more)
+
+    @property
+    def inner(self) -> Var:
+        """The variable of the sums, beside `loops`."""
+        return Var("gk", self.size[3])
+
+    @property
+    def in_parts(self) -> bool:
+        """Whether its sums are parts of a product of few rows."""
+        return self.out.dtype != self.compute
 
     @property
     def loops(self) -> tuple[Var, Var, Var]:
@@ -121,7 +139,8 @@ class Product:
 
     def operands(self) -> tuple[Operand, ...]:
         """Its inputs, without the epilogue's own reads."""
-        return (self.a, self.b, *([self.bias] if self.bias else []))
+        inputs = [o for a, b in self.pairs for o in ([b] if self.computed else [a, b])]
+        return (*inputs, *([self.bias] if self.bias else []))
 
     def buffers(self) -> dict[str, torch.dtype]:
         """All buffers in the order of the kernel's pointers, with their types."""
@@ -145,7 +164,9 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
         return None
     statements = kernel.phases[0].inner
     stores = [s for s in statements if isinstance(s, Store)]
-    if product.out.stride != (m * n if batch > 1 else 0, n if m > 1 else 0, 1 if n > 1 else 0):
+    step = m * n if batch > 1 else 0
+    turned = product.out.stride == (step, int(m > 1), m if n > 1 else 0)  # its rows are columns in memory
+    if not turned and product.out.stride != (step, n if m > 1 else 0, int(n > 1)):
         return None
     reads = {e.args[1] for s in stores for e in loads_of(s.expr) if e.args[0] == product.out.buffer}
     if any(s.scatters or s.part for s in stores) or len(stores) != len(statements):
@@ -156,13 +177,13 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
     if read.const or not read.is_affine:
         return None
     steps = {v: read.coefficient(v) or 0 for v in loops}
-    columns = _columns(steps, batch * m, n)
-    if columns is None:
+    columns = _columns(steps, batch * n, m) if turned else _columns(steps, batch * m, n)
+    if columns is None or turned and columns != m:
         return None
-    product = replace(product, size=(batch, m, columns, k))
+    product = product if turned else replace(product, size=(batch, m, columns, k))
     z, row, column = (Index.of(v) for v in product.loops)
-    if columns == n:
-        position = flatten([z, row, column], (m * n, n, 1))
+    if turned or columns == n:
+        position = flatten([z, row, column], (m * n, 1, m) if turned else (m * n, n, 1))
         env = {v: (position // step) % v.size for v, step in steps.items()}
     else:
         rows = flatten([z, row], (m, 1))
@@ -193,3 +214,8 @@ def _columns(steps: Mapping[Var, int], rows: int, columns: int) -> int | None:
             return None
         expected *= v.size
     return found if expected == rows * columns else None
+
+
+def digits(steps: Mapping[Var, int], count: int) -> bool:
+    """Whether loops that step so go through `count` neighbouring places, each once."""
+    return _columns(steps, count, 1) is not None

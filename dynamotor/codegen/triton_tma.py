@@ -71,6 +71,8 @@ def plane(o: Operand, size: tuple[int, int], compute: torch.dtype) -> Plane | No
 
 def planes(product: Product) -> dict[str, Plane] | None:
     """The operands "a" and "b", where both qualify; of a convolution only the weights."""
+    if product.more or product.computed:
+        return None
     _, m, n, k = product.size
     found = {"b": plane(product.b, (k, n), product.compute)}
     if product.window is None:

@@ -29,6 +29,7 @@ from .convolutions import (
 )
 from .decode_attention import attend_few_queries
 from .embedding import add_embedding_rows
+from .few_rows import part_products_of_few_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import copy_as_it_lies, split_bias
 from .one_matrix import multiply_by_one_matrix
@@ -58,6 +59,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
         return [
             ("attention of few queries", attend_few_queries),
             ("multiply by one matrix", multiply_by_one_matrix),
+            ("part products of few rows", part_products_of_few_rows),
             ("sum products of few rows", partial(sum_row_products, on_gpu=True)),
             ("pad products", pad_products),
             ("add embedding rows", partial(add_embedding_rows, on_gpu=True)),

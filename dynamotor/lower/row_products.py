@@ -12,6 +12,8 @@ a library's blocking of registers is worth more.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -19,7 +21,7 @@ from ..base.compat import OpOverload
 from ..graph.nodes import arguments, find_spec, in_order, operand, overload, spec_of, take_place
 from ..graph.op_facts import facts
 from ..graph.shapes import call
-from ..graph.sizes import Size
+from ..graph.sizes import Dim, Size
 from ..graph.spec import GraphInfo, TensorSpec, aten, numel
 from .lowering import lowerings
 from .realize import IN_MEMORY, READ_ONCE
@@ -36,6 +38,8 @@ LEAST = 1 << 16  # weights; below, a call costs more than their memory
 NARROW = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
 MOST_PARTS = 8  # numbers in a byte
 _TRANSPOSED = (aten.t.default, aten.permute.default, aten.transpose.int)
+_RESHAPED = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+Apart = dict[tuple[Any, ...], fx.Node]  # rows whose places are apart
 _CHEAP = (
     aten._to_copy.default,
     aten.reshape.default,
@@ -47,6 +51,7 @@ _CHEAP = (
 
 def sum_row_products(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) -> None:
     """mm and addmm of few rows → sums, where the time is that of reading the weights."""
+    known: Apart = {}
     for node in [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]:
         *bias, x, w = arguments(node)
         spec = spec_of(node)
@@ -56,12 +61,12 @@ def sum_row_products(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) 
             continue
         if spec.is_symbolic:
             continue
-        narrow = _is_narrow(w, node)
+        narrow = is_narrow(w, node)
         if not _pays(spec, w, narrow, on_gpu):
             continue
-        _base(x).meta[IN_MEMORY] = True  # each program that sums reads all of the row
+        base_of(x).meta[IN_MEMORY] = True  # each program that sums reads all of the row
         with gm.graph.inserting_before(node):
-            take_place(_sums(gm.graph, x, w, bias, spec.dtype, convert=narrow and not on_gpu), node)
+            take_place(_sums(gm.graph, x, w, bias, spec.dtype, narrow and not on_gpu, known), node)
 
 
 def _pays(spec: TensorSpec, w: fx.Node, narrow: bool, on_gpu: bool) -> bool:
@@ -70,7 +75,7 @@ def _pays(spec: TensorSpec, w: fx.Node, narrow: bool, on_gpu: bool) -> bool:
         return False
     most = ROWS_GPU if on_gpu else NARROW_CPU if narrow else ROWS_CPU
     few = 0 < spec.shape[0] <= most.get(spec.dtype, 0)
-    return few and (narrow or _lies_by_rows(w) and (on_gpu or _base(w).op == "placeholder"))
+    return few and (narrow or lies_by_rows(w) and (on_gpu or base_of(w).op == "placeholder"))
 
 
 def _multiplies_bytes(graph: fx.Graph, node: fx.Node, bias: fx.Node | None = None) -> bool:
@@ -108,14 +113,22 @@ def _multiplies_bytes(graph: fx.Graph, node: fx.Node, bias: fx.Node | None = Non
     return fits
 
 
-def _base(node: fx.Node) -> fx.Node:
+def _source_of(x: fx.Node) -> tuple[fx.Node, tuple[Dim, ...]]:
+    """The node whose elements, in order, a node shows under this shape."""
+    shape = tuple(spec_of(x).shape)
+    while x.target in _RESHAPED:
+        x = operand(x, 0)
+    return x, shape
+
+
+def base_of(node: fx.Node) -> fx.Node:
     """The node that a view shows."""
     while isinstance(node.target, OpOverload) and facts(node.target).is_view:
         node = operand(node, 0)
     return node
 
 
-def _lies_by_rows(w: fx.Node) -> bool:
+def lies_by_rows(w: fx.Node) -> bool:
     """Whether weights in memory are contiguous along the sums."""
     spec = find_spec(w)
     return (
@@ -127,7 +140,7 @@ def _lies_by_rows(w: fx.Node) -> bool:
     )
 
 
-def _is_narrow(w: fx.Node, product: fx.Node) -> bool:
+def is_narrow(w: fx.Node, product: fx.Node) -> bool:
     """Whether a weight is computed for this product alone, from bytes and much smaller tensors."""
     count, bytes_seen = numel(spec_of(w).shape), False
     todo = [(w, product)]
@@ -155,10 +168,16 @@ def _is_fused(node: fx.Node) -> bool:
 
 
 def _sums(
-    graph: fx.Graph, x: fx.Node, w: fx.Node, bias: list[fx.Node], dtype: torch.dtype, convert: bool
+    graph: fx.Graph,
+    x: fx.Node,
+    w: fx.Node,
+    bias: list[fx.Node],
+    dtype: torch.dtype,
+    convert: bool,
+    known: Apart,
 ) -> fx.Node:
     """The rows of x times w, each as one sum over w's rows, computed in float32. convert: the rows of x are
-    converted before all sums and not in each.
+    converted before all sums and not in each. known: rows that are apart.
     """
 
     def wide(value: fx.Node) -> fx.Node:
@@ -168,14 +187,19 @@ def _sums(
             return value
         return call(graph, aten._to_copy.default, value, dtype=torch.float32)
 
-    period, rows = _interleaved(w), []
-    columns = [wide(w)] if period == 1 else [wide(_column(graph, w, period, i)) for i in range(period)]
+    columns, rows = [wide(column) for column in columns_of(graph, w)], []
     _read_once(columns)
+    period = len(columns)
+    places = None if convert or period == 1 else apart(graph, x, period, known)
     for n in range(spec_of(x).shape[0]):
         row = call(graph, aten.select.int, x, 0, n)
         total = None
         for start, weights in enumerate(columns):
-            factors = wide(_every(graph, row, period, start))
+            if places is not None:
+                whole = call(graph, aten.select.int, places, 0, start)
+                factors = wide(call(graph, aten.select.int, whole, 0, n))
+            else:
+                factors = wide(_every(graph, row, period, start))
             if convert and period > 1 and factors.target is aten.slice.Tensor:
                 factors = call(graph, aten.clone.default, factors)  # each program loads whole vectors of it
             if convert and factors.op == "call_function":
@@ -188,6 +212,28 @@ def _sums(
     for addend in bias:
         result = call(graph, aten.add.Tensor, result, wide(addend))
     return result if dtype == torch.float32 else call(graph, aten._to_copy.default, result, dtype=dtype)
+
+
+def apart(graph: fx.Graph, x: fx.Node, numbers: int, known: Apart) -> fx.Node:
+    """The rows, once for each number of a byte: the places that are multiplied with this number, in memory
+    side by side, so that each program loads whole vectors.
+    """
+    if numbers == 1:
+        return call(graph, aten.unsqueeze.default, x, 0)
+    key = (*_source_of(x), numbers)
+    if key not in known:
+        rows, inner = spec_of(x).shape
+        found = call(graph, aten.reshape.default, x, [rows, inner // numbers, numbers])
+        found = call(graph, aten.permute.default, found, [2, 0, 1])
+        known[key] = call(graph, aten.clone.default, found, memory_format=torch.contiguous_format)
+        known[key].meta[IN_MEMORY] = True
+    return known[key]
+
+
+def columns_of(graph: fx.Graph, w: fx.Node) -> list[fx.Node]:
+    """A weight that is computed from bytes, as one matrix for each number of a byte."""
+    period = numbers_of(w)
+    return [w] if period == 1 else [_column(graph, w, period, i) for i in range(period)]
 
 
 def _read_once(weights: list[fx.Node]) -> None:
@@ -210,7 +256,7 @@ def _every(graph: fx.Graph, value: fx.Node, period: int, start: int) -> fx.Node:
     return call(graph, aten.slice.Tensor, value, 0, start, length, period)
 
 
-def _interleaved(w: fx.Node) -> int:
+def numbers_of(w: fx.Node) -> int:
     """How many numbers beside one another along the sums are parts of one byte: each is unpacked by shifts of
     its own, so their sums are taken apart, and no vector has elements of several kinds.
     """

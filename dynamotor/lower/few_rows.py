@@ -1,0 +1,104 @@
+"""Products of few rows on a GPU, where reading the weights takes the time: parts of a product, side by side,
+that a template computes (`codegen/triton_few_rows.py`), and their sum where the result is read.
+
+    mm(x, t(w))  →  p = few_rows_product(x[None], [t(w)], 4);  p[0] + p[1] + p[2] + p[3]
+
+A library's product of few rows leaves multiprocessors without work, and weights in bytes it would want
+converted, in memory. Parts are added in order, so results do not change from run to run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import fx
+
+from ..graph.nodes import arguments, find_spec, spec_of, take_place
+from ..graph.shapes import call
+from ..graph.spec import HALVES, GraphInfo, TensorSpec, aten, numel
+from .realize import IN_MEMORY
+from .row_products import Apart, apart, base_of, columns_of, is_narrow, lies_by_rows, numbers_of
+
+FEWEST, MOST = 2, 64  # rows; one row is a sum (`row_products.py`)
+FEWEST_NARROW = 2  # of weights in bytes
+LEAST = 1 << 19  # weights; below, a launch more costs as much as it saves
+MOST_PARTS = 8  # a kernel that adds them up reads no more values
+VECTOR = 8  # halves in 16 bytes
+STEP = 32  # inner places of computed weights come in whole steps of tensor cores
+
+
+@dataclass(frozen=True, slots=True)
+class FewRowsCut:
+    """How a product is cut: weights of a tile (outputs by inner places), warps and depth of its pipeline, and
+    how many programs a GPU should have. least: inner places of a part.
+    """
+
+    outputs: int = 64
+    inner: int = 128
+    warps: int = 4
+    stages: int = 4
+    programs: int = 264
+    least: int = 256
+
+    def parts(self, outputs: int, inner: int) -> int:
+        """Into how many parts the sums over so many places are cut."""
+        tiles, parts = -(-outputs // self.outputs), 1
+        while parts < MOST_PARTS and tiles * parts < self.programs:
+            if inner % (parts * 2 * STEP) or inner // (parts * 2) < self.least:
+                break
+            parts *= 2
+        return parts
+
+
+def cut_of(rows: int, itemsize: int = 2, numbers: int = 1) -> FewRowsCut:
+    """How a product of so many rows is cut. itemsize, numbers: bytes of a stored weight, and how many weights
+    are in one.
+    """
+    inner = 256 // itemsize >> (numbers - 1).bit_length()
+    return FewRowsCut(inner=inner, stages=3 if rows > 32 else 4, least=256 // numbers)
+
+
+def part_products_of_few_rows(gm: fx.GraphModule, info: GraphInfo) -> None:
+    """mm and addmm of few rows of half precision → sums of parts."""
+    known: Apart = {}
+    for node in [n for n in gm.graph.nodes if n.target in (aten.mm.default, aten.addmm.default)]:
+        *bias, x, w = arguments(node)
+        narrow = is_narrow(w, node) and int(spec_of(w).shape[0]) % (numbers_of(w) * STEP) == 0
+        if node.kwargs or not _is_few(spec_of(node), x, w, FEWEST_NARROW if narrow else FEWEST):
+            continue
+        if narrow or _lies_by_vectors(w):
+            base_of(x).meta[IN_MEMORY] = True
+            with gm.graph.inserting_before(node):
+                columns = columns_of(gm.graph, w) if narrow else [w]
+                rows = apart(gm.graph, x, len(columns), known)
+                take_place(_sum_of_parts(gm.graph, rows, columns, bias, spec_of(node).dtype), node)
+
+
+def _is_few(spec: TensorSpec, x: fx.Node, w: fx.Node, fewest: int) -> bool:
+    """Whether a product has few rows and many weights, all of one type."""
+    if spec.is_symbolic or spec.dtype not in HALVES or not fewest <= spec.shape[0] <= MOST:
+        return False
+    given = [find_spec(x), find_spec(w)]
+    if any(s is None or s.is_symbolic or s.dtype != spec.dtype for s in given):
+        return False
+    return int(numel(spec_of(w).shape)) >= LEAST
+
+
+def _lies_by_vectors(w: fx.Node) -> bool:
+    """Whether rows of weights in memory are whole vectors."""
+    return lies_by_rows(w) and int(spec_of(w).stride[1]) % VECTOR == 0
+
+
+def _sum_of_parts(
+    graph: fx.Graph, x: fx.Node, columns: list[fx.Node], bias: list[fx.Node], dtype: torch.dtype
+) -> fx.Node:
+    """The product as a sum of parts, rounded once."""
+    _, rows, inner = (int(n) for n in spec_of(x).shape)
+    parts = cut_of(rows, numbers=len(columns)).parts(int(spec_of(columns[0]).shape[1]), inner)
+    product = call(graph, torch.ops.dynamotor.few_rows_product.default, x, columns, parts)
+    terms = [call(graph, aten.select.int, product, 0, n) for n in range(parts)]
+    terms += [call(graph, aten._to_copy.default, addend, dtype=torch.float32) for addend in bias]
+    total = reduce(lambda a, b: call(graph, aten.add.Tensor, a, b), terms)
+    return call(graph, aten._to_copy.default, total, dtype=dtype)
