@@ -14,6 +14,7 @@ from ..base import compat
 from ..graph import (  # noqa: F401  (they define torch.ops.dynamotor)
     attend_op,
     byte_product_op,
+    grouped_op,
     masked_attention_op,
     prims,
 )
@@ -30,6 +31,7 @@ OUT_VARIANTS: dict[Any, Any] = {
     aten.dot.default: None,
     torch.ops.dynamotor.attend.default: torch.ops.dynamotor.attend.out,
     torch.ops.dynamotor.byte_product.default: torch.ops.dynamotor.byte_product.out,
+    torch.ops.dynamotor.grouped_product.default: torch.ops.dynamotor.grouped_product.out,
 }
 
 _ATEN_BY_DESIGN = (
@@ -65,7 +67,10 @@ _ATTENTION = [
     for part in ("", "_backward")
 ]
 
-_OWN = ("new_seed", "attend", "byte_product", "masked_attention", "masked_attention_backward")
+_OWN = (
+    *("new_seed", "attend", "byte_product", "grouped_product"),
+    *("masked_attention", "masked_attention_backward"),
+)
 # Calls to aten that are not for want of a lowering.
 BY_DESIGN: frozenset[Any] = frozenset(
     (
@@ -85,6 +90,7 @@ _AGNOSTIC = {
     "bmm",
     "baddbmm",
     "mv",
+    "grouped_product",
     "embedding_dense_backward",
     "_scaled_dot_product_flash_attention_for_cpu",
 }

@@ -31,6 +31,7 @@ from .decode_attention import attend_few_queries
 from .embedding import add_embedding_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import copy_as_it_lies, split_bias
+from .grouped_products import group_products
 from .one_matrix import multiply_by_one_matrix
 from .product_padding import pad_products
 from .row_products import sum_row_products
@@ -57,6 +58,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
         layout = [("channels-last layout", assign_layouts)] if config.layout_opt else []
         return [
             ("attention of few queries", attend_few_queries),
+            ("products of groups", group_products),
             ("multiply by one matrix", multiply_by_one_matrix),
             ("sum products of few rows", partial(sum_row_products, on_gpu=True)),
             ("pad products", pad_products),
