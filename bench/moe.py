@@ -187,6 +187,7 @@ def behaviour(device: str) -> Iterator[dict[str, Any]]:
     wanted = torch.autograd.grad(exact(wide[0].relu(), wide[1], offs).square().mean(), wide)
     error = max(far(f, e)[1] for f, e in zip(found, wanted))
     yield {"check": "gradients", "error": error, "ok": error < 1e-5}
+    yield sinks(device)
     if device == "cpu":
         return
     x, w = operands("turned", F32, device, (3, 100, 64, 48))
@@ -203,6 +204,25 @@ def behaviour(device: str) -> Iterator[dict[str, Any]]:
     graph.replay()
     error = far(out, exact(x, w, offs))[1]
     yield {"check": "recorded, other groups", "error": error, "ok": error < 1e-5}
+
+
+def sinks(device: str, length: int = 300) -> dict[str, Any]:
+    """Attention's softmax with a column more, as transformers' GptOss computes it: gradients, too."""
+
+    def loss(q: torch.Tensor, k: torch.Tensor, sink: torch.Tensor) -> torch.Tensor:
+        scores = torch.matmul(q, k.transpose(2, 3)) * 0.125
+        c = torch.cat([scores, sink.reshape(1, -1, 1, 1).expand(2, -1, length, -1)], dim=-1)
+        c = c - c.max(dim=-1, keepdim=True).values
+        p = torch.nn.functional.softmax(c, dim=-1, dtype=c.dtype)[..., :-1]
+        return torch.matmul(p, k).square().mean()
+
+    given = [torch.randn(*shape, device=device) for shape in ((2, 4, length, 64), (2, 4, length, 64), (4,))]
+    given = [t.requires_grad_() for t in given]
+    with config.patch(target="triton" if device == "cpu" else ""):
+        found = torch.autograd.grad(compile_(loss)(*given), given)
+    wide = [t.detach().double().requires_grad_() for t in given]
+    error = max(far(f, e)[1] for f, e in zip(found, torch.autograd.grad(loss(*wide), wide)))
+    return {"check": "a softmax with sinks", "error": error, "ok": error < 1e-4}
 
 
 def timed(call: Callable[[], Any], times: int = 5) -> float:

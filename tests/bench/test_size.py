@@ -12,7 +12,7 @@ from bench import size
 
 LIMITS = {
     ".": 1_015,
-    "autograd": 4_670,
+    "autograd": 4_760,
     "base": 1_220,
     "capture": 16_970,
     "codegen": 7_665,
