@@ -103,8 +103,8 @@ def _maximum(x: Any, top: Any) -> list[Node]:
 
 def _is_last(node: Node, place: int) -> bool:
     """Whether the dimension that a call names is the last."""
-    dim = node.kwargs.get("dim", node.args[place] if len(node.args) > place else None)
-    return dim == -1
+    dim: Any = node.kwargs.get("dim", node.args[place] if len(node.args) > place else None)
+    return type(dim) is int and dim == -1
 
 
 def _alone(node: Any) -> bool:

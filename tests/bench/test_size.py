@@ -17,7 +17,7 @@ LIMITS = {
     "capture": 16_970,
     "codegen": 7_665,
     "distributed": 1_800,
-    "graph": 6_370,
+    "graph": 6_375,
     "lower": 6_213,
     "runtime": 1_500,
     "step": 2_480,
