@@ -60,9 +60,11 @@ def _libdevice() -> types.SimpleNamespace:
     from triton.runtime import interpreter
     from triton.runtime.interpreter import InterpreterOptions, TensorHandle, interpreter_builder
 
-    interpreter_builder.options = InterpreterOptions(
-        debug=True, sanitize_overflow=False
-    )  # assertions are evaluated
+    interpreter_builder.options = InterpreterOptions(  # assertions are evaluated
+        debug=True,
+        sanitize_overflow=False,
+        allowed_dot_input_precisions=("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"),
+    )
     interpreter_builder.create_fp_trunc = _rounded(interpreter_builder.create_fp_trunc)
     interpreter_builder.create_splat = _splat
     interpreter_builder.create_dot = _dot

@@ -44,6 +44,7 @@ from .autograd_nodes import AutogradNode
 from .chunked_loss import with_chunked_losses
 from .desugar import same_leaves
 from .eager_check import check_traced
+from .extra_column import without_extra_columns
 from .extract import extract, inputs_of
 from .graph_split import regions_around
 from .joint import Joint, trace_joint
@@ -169,7 +170,8 @@ def _aot_compile(
                 _refuse_inference_tensors(example_inputs, graded)
             specs, groups = specs_of(gm, example_inputs), _groups_of_used(gm, example_inputs)
             same = same_leaves(example_inputs)
-            joint = trace_joint(with_chunked_losses(gm, graded), specs, graded, groups, same)
+            changed = with_chunked_losses(without_extra_columns(gm), graded)
+            joint = trace_joint(changed, specs, graded, groups, same)
     except Exception as error:  # whatever the trace cannot do, the torch graph itself can
         at = _same_in(gm, getattr(error, "torch_node", None))
         written = isinstance(error, DynamotorError) and error.code == "DM231"

@@ -120,6 +120,9 @@ class Config:
     # take so many megabytes in the type of the loss; 0: never. A loss without a backward then costs
     # gradients too.
     chunk_logits_from: float = 512.0
+    # How products of groups (mixtures of experts) multiply float32 on a GPU where TF32 is not allowed:
+    # "tf32x3" or "bf16x6" (products of parts on the tensor cores, about as exact as float32) or "ieee".
+    grouped_float32: str = "tf32x3"
     # Pooling and bilinear upsampling on a CPU call aten's kernels, which are quicker; False makes loops of
     # them, as on a GPU, which fuse with what stands around them.
     aten_windows: bool = True
@@ -210,6 +213,7 @@ class Settings(TypedDict, total=False):
     fold_constants: bool
     pad_products_from: int
     chunk_logits_from: float
+    grouped_float32: str
     aten_windows: bool
     reuse_memory: bool
     ddp: str

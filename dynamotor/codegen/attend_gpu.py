@@ -12,9 +12,8 @@ from dataclasses import replace
 import torch
 
 from ..base import compat
-from ..runtime import triton_build, triton_launch
 from . import attend_triton
-from .gpu_kernels import interpreted, job_of
+from .gpu_kernels import launch
 from .triton_kernel import TritonFunction
 
 Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # a tensor's shape, strides and type
@@ -68,10 +67,10 @@ def _kernels(
     n = max(1, min(_programs(device) // max(1, groups), -(-length // block), attend_triton.MOST_SPLITS))
     functions = functions_of(scale, out, n, of)
     numbers = (shape[1], length, n, *_strides(of, out))
-    first = _launch(device, functions[0], groups * n, 5, numbers)
+    first = launch(device, replace(functions[0], grid=groups * n), 5, numbers)
     if n == 1:
         return first, None, 0
-    second = _launch(device, functions[1], groups * rows, 2, (shape[1], n, *out))
+    second = launch(device, replace(functions[1], grid=groups * rows), 2, (shape[1], n, *out))
     return first, second, groups * n * rows * (values[3] + 2)
 
 
@@ -89,13 +88,3 @@ def _programs(device: torch.device) -> int:
     if device.type != "cuda":
         return INTERPRETED
     return PROGRAMS * torch.cuda.get_device_properties(device).multi_processor_count
-
-
-def _launch(
-    device: torch.device, f: TritonFunction, grid: int, n_tensors: int, numbers: tuple[int, ...]
-) -> Callable[..., None]:
-    if device.type != "cuda":
-        return interpreted(replace(f, grid=grid), numbers)
-    job = job_of(f, triton_launch.arch(device.index))
-    code = triton_build.start_kernel(job).result()
-    return triton_launch.make_gpu_kernel(job, code, device, grid, n_tensors, numbers)

@@ -16,7 +16,7 @@ import torch
 from ..base import compat
 from ..graph.plain_data import plain
 from ..lower.program import ExternStep
-from . import attend_gpu, masked_attention
+from . import attend_gpu, grouped_gpu, masked_attention
 
 aten = torch.ops.aten
 
@@ -50,6 +50,7 @@ _FAST: dict[Any, Callable[..., Any]] = {
     torch.ops.dynamotor.attend.out: attend_gpu.attend,
     torch.ops.dynamotor.masked_attention.default: masked_attention.forward,
     torch.ops.dynamotor.masked_attention_backward.default: masked_attention.backward,
+    torch.ops.dynamotor.grouped_product.out: grouped_gpu.grouped_product,
 }
 
 

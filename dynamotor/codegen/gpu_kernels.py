@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
 from ..base import development
 from ..base.errors import UsageError
-from ..runtime import triton_build
+from ..runtime import triton_build, triton_launch
 from .triton_kernel import TritonFunction
 from .triton_ops import HELPERS
 
@@ -33,3 +35,14 @@ def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]
     if f.fallback is not None:
         kernel = development.functions["by_alignment"](kernel, interpreted(f.fallback, ints))
     return kernel
+
+
+def launch(
+    device: torch.device, f: TritonFunction, n_tensors: int, numbers: tuple[int, ...]
+) -> Callable[..., None]:
+    """The function built for a device, as a callable of tensors and a stream; its grid is a number."""
+    if device.type != "cuda":
+        return interpreted(f, numbers)
+    job = job_of(f, triton_launch.arch(device.index))
+    code = triton_build.start_kernel(job).result()
+    return triton_launch.make_gpu_kernel(job, code, device, int(f.grid), n_tensors, numbers)

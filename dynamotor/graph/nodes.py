@@ -99,6 +99,12 @@ def spec_of(node: Any) -> TensorSpec:
     return spec if isinstance(spec, TensorSpec) else wrong(node, "its result is not one tensor")
 
 
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """The arguments of an op's call by name, with the schema's defaults."""
+    given = {argument.name: argument.default_value for argument in overload(node)._schema.arguments}
+    return given | dict(zip(given, node.args, strict=False)) | node.kwargs
+
+
 def take_place(new: fx.Node, *old: fx.Node) -> None:
     """Let a node stand for the first of these, and erase them: each is read by those before it alone."""
     old[0].replace_all_uses_with(new)

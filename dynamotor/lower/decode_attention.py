@@ -11,13 +11,12 @@ and several threads (or programs of a GPU) share a head's keys.
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
 
 from ..base.config import config
-from ..graph.nodes import find_spec, overload, spec_of, take_place
+from ..graph.nodes import arguments_of, find_spec, overload, spec_of, take_place
 from ..graph.shapes import call
 from ..graph.spec import GraphInfo, TensorSpec, aten
 
@@ -41,7 +40,7 @@ def attend_few_queries(gm: fx.GraphModule, info: GraphInfo) -> None:
         result = _result_alone(node)
         if result is None:
             continue
-        given = _arguments(node)
+        given = arguments_of(node)
         q, k, v = (given[name] for name in ("query", "key", "value"))
         name = _MASKS[overload(node)]
         mask = given[name] if name else None
@@ -78,13 +77,6 @@ def _result_alone(node: fx.Node) -> fx.Node | None:
     if len(users) != 1 or users[0].target is not operator.getitem or users[0].args[1] != 0:
         return None
     return users[0]
-
-
-def _arguments(node: fx.Node) -> dict[str, Any]:
-    """The call's arguments by name, with the schema's defaults."""
-    schema = overload(node)._schema.arguments
-    given = {argument.name: argument.default_value for argument in schema}
-    return given | dict(zip(given, node.args, strict=False)) | node.kwargs
 
 
 def _fits(q: fx.Node, k: fx.Node, v: fx.Node, mask: fx.Node | None) -> bool:

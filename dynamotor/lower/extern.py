@@ -15,6 +15,7 @@ from ..graph import (  # noqa: F401  (they define torch.ops.dynamotor)
     attend_op,
     byte_product_op,
     few_rows_op,
+    grouped_op,
     masked_attention_op,
     prims,
 )
@@ -32,6 +33,7 @@ OUT_VARIANTS: dict[Any, Any] = {
     torch.ops.dynamotor.attend.default: torch.ops.dynamotor.attend.out,
     torch.ops.dynamotor.byte_product.default: torch.ops.dynamotor.byte_product.out,
     torch.ops.dynamotor.few_rows_product.default: torch.ops.dynamotor.few_rows_product.out,
+    torch.ops.dynamotor.grouped_product.default: torch.ops.dynamotor.grouped_product.out,
 }
 
 _ATEN_BY_DESIGN = (
@@ -68,7 +70,7 @@ _ATTENTION = [
 ]
 
 _OWN = (
-    *("new_seed", "attend", "byte_product", "few_rows_product"),
+    *("new_seed", "attend", "byte_product", "few_rows_product", "grouped_product"),
     *("masked_attention", "masked_attention_backward"),
 )
 # Calls to aten that are not for want of a lowering.
@@ -90,6 +92,7 @@ _AGNOSTIC = {
     "bmm",
     "baddbmm",
     "mv",
+    "grouped_product",
     "embedding_dense_backward",
     "_scaled_dot_product_flash_attention_for_cpu",
 }

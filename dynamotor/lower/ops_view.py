@@ -381,11 +381,15 @@ def _slice_scatter(
     put = write_part(ctx, x, views.slice_dim(x, dim, first, step, length), source)
     if put is not None:
         return put
-    decline_if(step != 1, "a step")
+    decline_if(step != 1 and not ctx.on_gpu, "a step")
 
     def body(index: tuple[Index, ...]) -> Expr:
         i = index[dim] - first
-        inside = op("and", compare("ge", index_value(i), const(0, I64)), _less(i, length))
+        inside = compare("ge", index_value(i), const(0, I64))
+        if step != 1:
+            inside = op("and", inside, compare("eq", index_value(i % step), const(0, I64)))
+            i = i // step
+        inside = op("and", inside, _less(i, length))
         return masked(inside, _inside(source, (*index[:dim], i, *index[dim + 1 :])), x.at(index))
 
     return ctx.generate(body) if not is_zero(length) else ctx.pointwise(lambda e: e, x)

@@ -32,6 +32,7 @@ from .embedding import add_embedding_rows
 from .few_rows import part_products_of_few_rows
 from .fold import Fold, fold_batch_norm, split_constants
 from .gemm import copy_as_it_lies, split_bias
+from .grouped_products import group_products
 from .one_matrix import multiply_by_one_matrix
 from .product_padding import pad_products
 from .row_products import sum_row_products
@@ -58,6 +59,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
         layout = [("channels-last layout", assign_layouts)] if config.layout_opt else []
         return [
             ("attention of few queries", attend_few_queries),
+            ("products of groups", group_products),
             ("multiply by one matrix", multiply_by_one_matrix),
             ("part products of few rows", part_products_of_few_rows),
             ("sum products of few rows", partial(sum_row_products, on_gpu=True)),

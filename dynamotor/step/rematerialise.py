@@ -18,6 +18,7 @@ from ..graph.nodes import operand, take_place
 from ..graph.size_nodes import is_size
 
 aten = torch.ops.aten
+_PRODUCTS = (aten.mm.default, aten.bmm.default)
 
 
 def compute_again(gm: fx.GraphModule) -> None:
@@ -75,19 +76,21 @@ def _move_behind_their_gradients(nodes: list[fx.Node], backward: set[fx.Node], s
     readers: dict[fx.Node, list[fx.Node]] = {}  # of an incoming gradient
     wanted: dict[fx.Node, list[fx.Node]] = {}  # of a value that is made again
     for node in nodes:
-        if node in backward and node.target is aten.mm.default:
+        if node in backward and node.target in _PRODUCTS:
             for arg in node.all_input_nodes:
                 if arg in backward:
                     readers.setdefault(memory_root(arg), []).append(node)
                 elif not _is_kept(arg, saved):
                     wanted.setdefault(memory_root(arg), []).append(node)
+    settled: set[fx.Node] = set()
     for products in wanted.values():
         gradients = {memory_root(arg) for node in products for arg in node.all_input_nodes} & backward
         others = {other for g in gradients for other in readers[g]} - set(products)
         last = max(others, key=place.__getitem__, default=products[0])
         moved = _with_users(products, place, place[last])
-        if moved is None or others & moved:
+        if moved is None or others & moved or last in settled:
             continue
+        settled |= moved
         for node in sorted(moved, key=place.__getitem__, reverse=True):
             last.append(node)
         nodes = [node for node in nodes[0].graph.nodes if node in place]

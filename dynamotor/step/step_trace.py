@@ -21,6 +21,7 @@ from torch import fx
 from ..autograd.aot import groups_of
 from ..autograd.calls import no_autocast
 from ..autograd.chunked_loss import with_chunked_losses
+from ..autograd.extra_column import without_extra_columns
 from ..autograd.functional import read
 from ..autograd.joint import check_inputs, plan_outputs, run_torch_graph
 from ..autograd.recipe import OutputPlan
@@ -390,7 +391,8 @@ class _StepTrace:
 
     def forward(self, gm: fx.GraphModule, examples: Sequence[torch.Tensor]) -> Sequence[Any]:
         """The captured graph's results."""
-        results = run_torch_graph(with_chunked_losses(gm, self.graded), self.recorder, self.feed)
+        changed = with_chunked_losses(without_extra_columns(gm), self.graded)
+        results = run_torch_graph(changed, self.recorder, self.feed)
         torch.clear_autocast_cache()
         inputs = dict(enumerate(self.feed))
         aliases = {i: tensor.note for i, tensor in inputs.items()}

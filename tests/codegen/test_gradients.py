@@ -38,9 +38,15 @@ FUNCTIONS = {
     "nearest": (lambda x: F.interpolate(x.sin(), scale_factor=2), IMAGE),
     "adaptive_avg_pool2d": (lambda x: F.adaptive_avg_pool2d(x.sin(), (4, 5)), IMAGE),
     "logcumsumexp": (lambda x: torch.logcumsumexp(x, 1), X),
+    "every second column": (lambda x: x[..., ::2].clamp(max=1) * (x[..., 1::2].sin() + 1), X),
+    "every third from the second": (lambda x: (x[1:, 1:9:3] ** 2).sum() + x[:, 2::4].exp(), X),
 }
 LEFT = {"cumprod": ["aten.max.dim"]}
-ON_A_CPU = {"avg_pool2d": ["aten.avg_pool2d.default", "aten.avg_pool2d_backward.default"]}
+ON_A_CPU = {
+    "avg_pool2d": ["aten.avg_pool2d.default", "aten.avg_pool2d_backward.default"],
+    "every second column": ["aten.slice_scatter.default"],
+    "every third from the second": ["aten.slice_scatter.default"] * 2,
+}
 
 
 @pytest.mark.sweep(6)

@@ -78,7 +78,7 @@ def _addmm_padding(call: Call) -> Padded:
 
 
 @layout(aten._grouped_mm.default)
-def _grouped_mm_layout(
+def grouped_layout(
     x: TensorSpec,
     weight: TensorSpec,
     offs: TensorSpec | None = None,
