@@ -30,14 +30,12 @@ ROWS, WIDTH, EXPERTS = 16384, 2048, 8
 COLUMNS = ("form", "columns", "type", "products", "tile", "ms", "TFLOP/s", "times aten")
 _F32_TILES = (
     (128, 128, 32, 8, 3),
-    (128, 128, 32, 8, 2),
-    (128, 128, 32, 8, 4),
-    (256, 64, 32, 8, 3),
+    (128, 128, 32, 8, 3, 8, True),
+    (128, 128, 64, 8, 2, 8, True),
     (128, 64, 32, 4, 3),
-    (128, 64, 32, 4, 2),
-    (64, 128, 32, 4, 3),
-    (64, 64, 32, 4, 3),
-    (128, 128, 16, 8, 4),
+    (128, 64, 32, 4, 3, 8, True),
+    (64, 128, 32, 4, 3, 8, True),
+    (64, 64, 64, 4, 3, 8, True),
 )
 _HALF_TILES = ((128, 256, 64, 8, 3), (128, 128, 64, 4, 4), (128, 128, 64, 8, 3), (256, 128, 64, 8, 3))
 CANDIDATES = {
@@ -100,7 +98,8 @@ def exact(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
 
 def run(a: torch.Tensor, b: torch.Tensor, offs: torch.Tensor) -> torch.Tensor:
     """The generated kernel under the current settings; its memory is full of NaN before."""
-    out = torch.full_like(aten(a, b, offs), float("nan"))
+    groups = (len(offs),) if a.dim() == b.dim() else ()
+    out = torch.full((*groups, a.shape[-2], b.shape[-1]), float("nan"), dtype=a.dtype, device=a.device)
     return grouped_gpu.grouped_product(a, b, offs, out=out)
 
 
@@ -144,14 +143,15 @@ def check(
     """One product."""
     a, b = operands(form, dtype, str(offs.device), sizes)
     before = torch.backends.cuda.matmul.allow_tf32
+    wanted = exact(a, b, offs)
     try:
-        eager = aten(a, b, offs)
+        # PyTorch's kernels for halves end the process where a group's bytes are no multiple of 16.
+        eager = aten(a, b, offs) if dtype == F32 or a.device.type == "cpu" else wanted.to(dtype)
         torch.backends.cuda.matmul.allow_tf32 = how == "tf32"
         with config.patch(grouped_float32="ieee" if how in ("", "tf32") else how):
             found, again = run(a, b, offs), run(a, b, offs)
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
-    wanted = exact(a, b, offs)
     if form != "weights":  # what aten leaves behind the last group is memory as it was
         last = int(offs[-1])
         (eager[last:] if form != "columns" else eager[:, last:]).zero_()
@@ -244,9 +244,7 @@ def tune(device: str, only: list[str]) -> Iterator[dict[str, Any]]:
     torch.manual_seed(0)
     chosen = torch.multinomial(torch.rand(EXPERTS) + 0.5, ROWS, replacement=True)
     offs = ends(torch.bincount(chosen, minlength=EXPERTS).tolist(), device)
-    cases = [
-        (form, columns, dtype) for dtype in (F32, BF16) for columns in (4096, 2048) for form in FORMS[:3]
-    ]
+    cases = [(form, columns, dtype) for dtype in (F32, BF16) for columns in (4096,) for form in FORMS[:3]]
     keys = [(*case, how, Tile(*tile)) for case in cases for how, tile in _candidates(case[2], only)]
     made = {key: _function(*key, device)[0] for key in keys}
     arch = triton_launch.arch(torch.cuda.current_device())

@@ -121,8 +121,9 @@ class Config:
     # gradients too.
     chunk_logits_from: float = 512.0
     # How products of groups (mixtures of experts) multiply float32 on a GPU where TF32 is not allowed:
-    # "tf32x3" or "bf16x6" (products of parts on the tensor cores, about as exact as float32) or "ieee".
-    grouped_float32: str = "tf32x3"
+    # "tf32x3" or "bf16x6" (products of parts on the tensor cores, about as exact as float32), "auto" (the
+    # quicker of these for the operands' layouts), or "ieee".
+    grouped_float32: str = "auto"
     # Pooling and bilinear upsampling on a CPU call aten's kernels, which are quicker; False makes loops of
     # them, as on a GPU, which fuse with what stands around them.
     aten_windows: bool = True

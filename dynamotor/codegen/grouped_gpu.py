@@ -21,10 +21,10 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]  # a tensor's shape and strides
 HALF = "half"
 # By how float32 is multiplied, or halves.
 TILES = {
-    "tf32x3": Tile(128, 128, 32),
-    "bf16x6": Tile(128, 128, 32),
+    "tf32x3": Tile(128, 128, 32, apart=True),
+    "bf16x6": Tile(128, 128, 32, apart=True),
     "tf32": Tile(128, 128, 32),
-    "ieee": Tile(128, 128, 32),
+    "ieee": Tile(128, 128, 32, apart=True),
     HALF: Tile(128, 256, 64),
 }
 FEW = Tile(16, 64, 64, warps=4)  # for groups of few rows, whose weights' bytes take the time
@@ -69,6 +69,8 @@ def function_of(
     if len(a[0]) == 3:  # groups of columns: rows of all three turned
         return *function_of(dtype, how, _turned(b), _turned(a), _turned(out), tile)[:2], True
     (rows, depth), columns = a[0], b[0][-1]
+    if how == "auto":  # Units of tf32 take both operands in rows along the sum, those of bf16 any.
+        how = "tf32x3" if a[1][1] == b[1][-2] == 1 else "bf16x6"
     strides = (*a[1], *b[1], *out[1])
     if len(b[0]) == 2:
         groups = out[0][0]

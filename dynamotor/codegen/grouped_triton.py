@@ -26,7 +26,8 @@ _NEAR = 1 << 21  # a tile's positions stay below 2^31 for strides up to this
 @dataclass(frozen=True, slots=True)
 class Tile:
     """Sizes of a tile of the result (m x n) and of a step (k); warps of a program, depth of the pipeline, and
-    tiles of rows that share columns, one after the other.
+    tiles of rows that share columns, one after the other. apart: each step's product is added to the sum as
+    float32 is, since the units of matrix products cut off digits of a sum instead of rounding.
     """
 
     m: int
@@ -35,6 +36,7 @@ class Tile:
     warps: int = 8
     stages: int = 3
     group: int = 8
+    apart: bool = False
 
 
 _ROWS = """
@@ -71,7 +73,7 @@ def dm_grouped_rows(x, w, offs, y, groups, rows, columns, depth, x0, x1, w0, w1,
     for at in tl.range(0, steps, {k}):
         a = tl.load(x, there{left}, 0.0)
         b = tl.load(w{right})
-        acc = tl.dot(a, b, acc{precision})
+        acc {dot}
         x += {k} * {x1}
         w += {k} * {w1}
     y += start.to(tl.int64) * {y0} + column.to(tl.int64) * {y1} + i[:, None] * {y0} + j[None, :] * {y1}
@@ -100,7 +102,7 @@ def dm_grouped_weights(a, b, offs, d, groups, rows, columns, depth, a0, a1, b0, 
     for at in tl.range(start, end, {k}):
         left = tl.load(a, {above}(e < end - at)[None, :], 0.0)
         right = tl.load(b, {inside}(e < end - at)[:, None], 0.0)
-        acc = tl.dot(left, right, acc{precision})
+        acc {dot}
         a += {k} * {a1}
         b += {k} * {b0}
     d += g.to(tl.int64) * d0 + row.to(tl.int64) * {d1} + column.to(tl.int64) * {d2}
@@ -122,7 +124,7 @@ def rows_kernel(
         inside="True" if whole else "(j < columns - column)[None, :]",
         left="" if deep else " & (e < depth - at)[None, :]",
         right=f", {' & '.join(masks)}, 0.0" if masks else "",
-        **_facts(dtype, precision, tile),
+        **_facts("a, b", dtype, precision, tile),
         **_named(("x0", "x1", "w0", "w1", "w2", "y0", "y1"), strides),
     )
     programs = (-(-rows // tile.m) + groups) * -(-columns // tile.n)
@@ -137,22 +139,24 @@ def weights_kernel(
     text = _WEIGHTS.format(
         above="" if rows % tile.m == 0 else "(i < rows - row)[:, None] & ",
         inside="" if columns % tile.n == 0 else "(j < columns - column)[None, :] & ",
-        **_facts(dtype, precision, tile),
+        **_facts("left, right", dtype, precision, tile),
         **_named(("a0", "a1", "b0", "b1", "d0", "d1", "d2"), strides),
     )
     programs = groups * -(-rows // tile.m) * -(-columns // tile.n)
     return _function("dm_grouped_weights", text, dtype, tile, programs, [*size, *strides])
 
 
-def _facts(dtype: torch.dtype, precision: str, tile: Tile) -> dict[str, object]:
+def _facts(operands: str, dtype: torch.dtype, precision: str, tile: Tile) -> dict[str, object]:
     exact = f', input_precision="{precision}"' if dtype == torch.float32 else ""
+    # The limit keeps the compiler from handing the sum to the product, and has no other effect.
+    apart = f"+= tl.dot({operands}{exact}, max_num_imprecise_acc=1)"
     return {
         "m": tile.m,
         "n": tile.n,
         "k": tile.k,
         "group": tile.group,
         "kind": MEMORY[dtype],
-        "precision": exact,
+        "dot": apart if tile.apart else f"= tl.dot({operands}, acc{exact})",
     }
 
 

@@ -63,6 +63,19 @@ def test_ends_out_of_range_read_and_write_nothing_else():
     torch.testing.assert_close(d[3], x[10:].t() @ x[10:])
 
 
+def test_operands_in_rows_along_the_sum_are_products_of_three():
+    def kind(form, how="auto"):
+        a, b = moe.operands(form, torch.float32, "cpu", SIZES)
+        out = moe.run(a, b, moe.ends(COUNTS[0], "cpu"))
+        keys = [(tuple(t.shape), t.stride()) for t in (a, b, out)]
+        return grouped_gpu.function_of(torch.float32, how, *keys)[0].source
+
+    for form, how in (("turned", "tf32x3"), ("rows", "bf16x6"), ("weights", "bf16x6")):
+        text = kind(form)
+        assert f'input_precision="{how}"' in text and "acc += tl.dot" in text
+        assert kind(form, "ieee") != text
+
+
 def test_values_that_are_not_finite_and_gradients():
     for row in moe.behaviour("cpu"):
         assert row["ok"], row
