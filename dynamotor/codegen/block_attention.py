@@ -92,7 +92,8 @@ def _replace(call: Attention, text: str, reads: list[Node], made: dict[Any, Node
         if key not in made:
             target = MaskBlocks(text, [int(n) for n in sizes], call.query.device)
             made[key] = graph.call_function(target, tuple(reads))
-            made[key].meta = dict(where)
+            # Blocks are small and for all layers: a checkpoint around one of these does not make them again.
+            made[key].meta = {k: v for k, v in where.items() if k != "recompute"}
         blocks = [graph.call_function(operator.getitem, (made[key], i)) for i in range(8)]
         operands = [
             _as(node, checked(Node, call.given[name]), spec.dtype) for name in ("query", "key", "value")

@@ -12,11 +12,18 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.utils.checkpoint import CheckpointPolicy, SelectiveCheckpointContext
 
 # Since PyTorch 2.12.
 _TAKES_OUTPUT = "op_output" in inspect.signature(SelectiveCheckpointContext).parameters
 _RECOMPUTED = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+# Ops of ours by name, and those of PyTorch that a policy knows in their place.
+_STANDS_FOR = {
+    "dynamotor::masked_attention": torch.ops.aten._scaled_dot_product_efficient_attention.default,
+}
 
 
 class SavePolicy:
@@ -38,6 +45,7 @@ class PolicyRun:
 
     def saves(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> bool:
         """Whether the op's result is saved rather than computed again; True and False are older answers."""
+        op = _STANDS_FOR.get(op.name(), op)
         output = {"op_output": result} if _TAKES_OUTPUT else {}
         context = SelectiveCheckpointContext(is_recompute=False, **output)
         answer = self._ask(context, op, *args, **kwargs)

@@ -2,15 +2,18 @@
 results and gradients are eager's.
 """
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import bench.verification  # noqa: F401  (registers the interpreter)
 import dynamotor
 from bench.triton_interpret import available
 from dynamotor import config
-from dynamotor.base.events import counters
+from dynamotor.base.events import collect, counters
 
 pytestmark = pytest.mark.skipif(not available(), reason="Triton is not there as an interpreter")
 B, H, G, Q, D = 1, 4, 2, 300, 16
@@ -164,3 +167,28 @@ def test_a_whole_step_under_autocast_has_no_mask():
         losses.append(float(loss))
     assert counters["attention masks"]["blocks"] == 1
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+def saves_attention(context, op, *args, **kwargs):
+    kinds = torch.ops.aten._scaled_dot_product_efficient_attention.default
+    return CheckpointPolicy.MUST_SAVE if op is kinds else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@pytest.mark.parametrize("selective", [False, True])
+def test_a_policy_of_checkpoints_that_saves_attention_saves_this_one(selective):
+    f, given = attend(MASKS["window"]), operands()
+    context = functools.partial(create_selective_checkpoint_contexts, saves_attention)
+    more = {"context_fn": context} if selective else {}
+
+    def checkpointed(*args):
+        return checkpoint(f, *args, use_reentrant=False, **more)
+
+    with collect("code") as events:
+        found, kinds = compiled(checkpointed, given)
+    wanted = f(*given, IDS, KEEP)
+    torch.testing.assert_close(found[0], wanted, rtol=2e-2, atol=2e-2)
+    steps = [step for event in events for step in event.data["program"].steps]
+    calls = [getattr(step, "target", None) for step in steps]
+    op = torch.ops.dynamotor.masked_attention.default
+    assert kinds == {"blocks": 1} and calls.count(op) == (1 if selective else 2)
+    assert calls.count(torch.ops.aten.sort.stable) == 4  # the blocks are made once
