@@ -20,7 +20,7 @@ from ..base.narrowing import checked
 from ..graph.attention_masks import ATTENTION, Attention, attention_call
 from ..graph.index_formulas import Condition, NoFormula, Position, Read, atoms
 from ..graph.mask_text import names_in, text_of
-from ..graph.masked_attention_op import BLOCK, MaskBlocks
+from ..graph.masked_attention_op import BLOCK, mask_blocks
 from ..graph.spec import HALVES, TensorSpec
 from ..lower.lowering import Decline, decline_if
 from .masked_attention import lines_of_mask
@@ -90,8 +90,8 @@ def _replace(call: Attention, text: str, reads: list[Node], made: dict[Any, Node
     with graph.inserting_before(node):
         key = (text, *reads, *sizes, call.query.device)
         if key not in made:
-            target = MaskBlocks(text, [int(n) for n in sizes], call.query.device)
-            made[key] = graph.call_function(target, tuple(reads))
+            given = (text, tuple(sizes), call.query.device, *reads)
+            made[key] = graph.call_function(mask_blocks, given)
             # Blocks are small and for all layers: a checkpoint around one of these does not make them again.
             made[key].meta = {k: v for k, v in where.items() if k != "recompute"}
         blocks = [graph.call_function(operator.getitem, (made[key], i)) for i in range(8)]

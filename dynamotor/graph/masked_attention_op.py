@@ -47,32 +47,29 @@ def shown(mask: str, reads: Tensors, sizes: Sequence[int], device: torch.device)
     return found.expand(*found.shape[:2], *sizes[2:])
 
 
-class MaskBlocks:
-    """A node's target: which blocks of a mask show something, of the tensors that the mask reads.
+def mask_blocks(
+    mask: str, sizes: Sequence[int], device: torch.device, *reads: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Which blocks of a mask show something, of the tensors that the mask reads.
 
     Gives four pairs of a count (int32, [batch or 1, heads or 1, blocks of one side]) and the numbers of that
-    many blocks of the other side, in order, before those of the rest: by rows those that show a part, and
-    those that show all; the same by columns.
+    many blocks of the other side, in order, before zeros: by rows those that show a part, and those that show
+    all; the same by columns.
     """
-
-    def __init__(self, mask: str, sizes: Sequence[int], device: torch.device) -> None:
-        self.__name__ = self.__qualname__ = "mask_blocks"
-        self.mask, self.sizes, self.device = mask, tuple(sizes), device
-
-    def __call__(self, *reads: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        mask = shown(self.mask, reads, self.sizes, self.device)
-        down, across = (-n % BLOCK for n in mask.shape[2:])
-        mask = torch.nn.functional.pad(mask, (0, across, 0, down))
-        tiled = mask.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
-        count = tiled.sum((3, 5), dtype=torch.int32)
-        whole = count == BLOCK * BLOCK
-        part = (count > 0) & ~whole
-        found: list[torch.Tensor] = []
-        for blocks in (part, whole, part.transpose(2, 3), whole.transpose(2, 3)):
-            there = blocks.to(torch.int32)
-            order = torch.argsort(there, dim=-1, descending=True, stable=True)
-            found += [there.sum(-1, dtype=torch.int32), order.to(torch.int32)]
-        return tuple(found)
+    shows = shown(mask, reads, sizes, device)
+    down, across = (-n % BLOCK for n in shows.shape[2:])
+    shows = torch.nn.functional.pad(shows, (0, across, 0, down))
+    tiled = shows.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
+    count = tiled.sum((3, 5), dtype=torch.int32)
+    whole = count == BLOCK * BLOCK
+    part = (count > 0) & ~whole
+    found: list[torch.Tensor] = []
+    for there in (part, whole, part.mT, whole.mT):
+        number = torch.arange(there.shape[-1], dtype=torch.int32, device=device)
+        before = there.cumsum(-1, dtype=torch.int32) - 1
+        at = (before.unsqueeze(-2) == number.unsqueeze(-1)) & there.unsqueeze(-2)
+        found += [there.sum(-1, dtype=torch.int32), (at * number).sum(-1, dtype=torch.int32)]
+    return tuple(found)
 
 
 def _forward(
