@@ -84,13 +84,13 @@ def _replace(call: Attention, text: str, reads: list[Node], made: dict[Any, Node
     graph, where = node.graph, {k: v for k, v in node.meta.items() if k != "val"}
     used = names_in(text)
     sizes = [
-        n if name in used or name in "qk" else 1
+        int(n) if name in used or name in "qk" else 1
         for name, n in zip("bhqk", (*call.query.shape[:3], call.key.shape[2]), strict=True)
     ]
     with graph.inserting_before(node):
         key = (text, *reads, *sizes, call.query.device)
         if key not in made:
-            given = (text, tuple(sizes), call.query.device, *reads)
+            given: tuple[Any, ...] = (text, sizes, call.query.device, *reads)
             made[key] = graph.call_function(mask_blocks, given)
             # Blocks are small and for all layers: a checkpoint around one of these does not make them again.
             made[key].meta = {k: v for k, v in where.items() if k != "recompute"}
