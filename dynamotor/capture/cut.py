@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +37,11 @@ from .resume import (
     way_out,
     why_not_resumable,
 )
-from .source import Arg
+from .source import Arg, Source
 from .trace import Trace
 from .values.base import Iterator, Value
 from .values.constant import BoundBuiltin
+from .values.containers import SequenceValue
 from .values.function import FunctionValue, globals_of
 from .values.torch_function import HeldNumber
 from .values.traceback import lacks_traceback
@@ -47,6 +49,11 @@ from .values.traceback import lacks_traceback
 LATE = "late"  # the name of a bool of a tensor that is waited for last
 SAME = 2  # times that a bool was the same, before it is guessed
 _PUSH_NOTHING = ("DELETE_", "RAISE_", "RETURN_", "STORE_")
+# Values whose end runs no code of the program's, or that are held elsewhere.
+_UNNOTICED = (
+    *(type(None), int, float, complex, str, bytes, type, types.FunctionType, types.ModuleType),
+    *(torch.Tensor, torch.nn.Module, torch.Size),
+)
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
 
@@ -83,6 +90,19 @@ def _resumable(places: list[tuple[Frame, int]]) -> list[tuple[int, int]]:
     return points[::-1]
 
 
+class HeldValue(Value):
+    """An object in a variable that nothing reads any more."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, source: Source, obj: Any) -> None:
+        super().__init__(source)
+        self.obj = obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+
 @dataclass(frozen=True)
 class ResumePoint:
     """The middle of a function, captured by a resume dispatcher. `globals` are the function's."""
@@ -107,7 +127,12 @@ class ResumePoint:
 
     def run(self, trace: Trace, args: tuple[Any, ...]) -> Value:
         """Interpret from here on, over the flat values of a call."""
-        values = [trace.wrap(Arg(i, name), arg) for i, (name, arg) in enumerate(zip(self.names(), args))]
+        live, slots = live_slots(self.at.code, self.at.offset), self.at.bound_slots
+        read = [*(slot in live for slot in slots), *(True for _ in self.at.full_stack)]
+        values = [
+            trace.wrap(Arg(i, name), arg) if is_read else HeldValue(Arg(i, name), arg)
+            for i, (name, arg, is_read) in enumerate(zip(self.names(), args, read))
+        ]
         slots, stack = self.at.unflat(values)
         code = self.at.code
         func = FunctionValue(trace, code, globals_=globals_of(trace, self.globals), closure=[])
@@ -252,7 +277,9 @@ def emit_break(
         innermost = frame is trace.stack.stopped[-1]
         instr = frame.steps[frame.ip][1] if innermost else frame.instr
         live = live_slots(frame.code, instr.offset)
-        slots = [v if v is not None and i in live else UNBOUND for i, v in enumerate(frame.fast)]
+        slots = [
+            v if v is not None and (i in live or _is_held(v)) else UNBOUND for i, v in enumerate(frame.fast)
+        ]
         unsupported_if(instr.op in _PROLOGUE, "reconstruct", "a frame that has not begun cannot be cut")
         at = Boundary.of(frame.code, instr.offset, slots, stack)
         for level in reversed(at.exception_slots):
@@ -301,6 +328,15 @@ def emit_break(
     elif late is not None:
         emitter.lines.insert(begin, f"{LATE} = {tensor}.item()")
     return f"{emitter.constant(drive)}({expression})" if root else expression
+
+
+def _is_held(value: Value) -> bool:
+    """Whether it is an object from outside whose end the program may notice (a temporary folder): a variable that
+    nothing reads any more holds it until the function returns."""
+    if value.source is None:
+        items = value.items if isinstance(value, SequenceValue) else ()
+        return any(_is_held(item) for item in items if item.source is not None)
+    return not issubclass(value.python_type(), _UNNOTICED)
 
 
 def _late_bool(
