@@ -54,6 +54,7 @@ _UNNOTICED = (
     *(type(None), int, float, complex, str, bytes, type, types.FunctionType, types.ModuleType),
     *(torch.Tensor, torch.nn.Module, torch.Size),
 )
+_RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
 
@@ -322,6 +323,7 @@ def emit_break(
         if not inner:
             step = functools.partial(natively, step)
         expression = f"{emitter.constant(step)}({', '.join(words)})"
+    _check_closing(trace, emitter)
     if late is not None and emitter.only_reads(begin):
         emitter.nest(begin, f"def follow({LATE}):", expression)
         expression = f"{emitter.constant(LateBool())}({tensor}, follow)"
@@ -337,6 +339,32 @@ def _is_held(value: Value) -> bool:
         items = value.items if isinstance(value, SequenceValue) else ()
         return any(_is_held(item) for item in items if item.source is not None)
     return not issubclass(value.python_type(), _UNNOTICED)
+
+
+def _check_closing(trace: Trace, emitter: ResultEmitter) -> None:
+    """Refuse to hand a generator on to the rest of a function that lets go of it before its end, where closing it
+    runs code: CPython does so at once, but what runs the rest holds it longer.
+    """
+    for generator in trace.stack.generators:
+        unsupported_if(
+            emitter.is_emitted(generator)
+            and generator.will_have_duties()
+            and any(_lets_go(frame, generator) for frame in trace.stack.stopped),
+            "finalizer",
+            f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
+            "CPython closes it when the last reference goes",
+        )
+
+
+def _lets_go(frame: Frame, generator: GeneratorValue) -> bool:
+    """Whether a frame may leave the loop that it is at before the iterator's end, or drops a variable."""
+    begin, info = frame.steps[frame.ip][1], frame.info
+    if begin.op == "FOR_ITER":
+        body = [i for i in info.instrs if begin.offset < i.offset < begin.goal]
+        return any(i.op in _RETURNS or i.target is not None and i.target >= begin.goal for i in body)
+    slots = [i for i, value in enumerate(frame.fast) if value is generator]
+    drops = [i.arg for i in info.instrs if i.op in ("DELETE_FAST", "STORE_FAST") and i.arg in slots]
+    return len(drops) > len(slots)
 
 
 def _late_bool(
