@@ -233,22 +233,27 @@ def _in_own_sizes(gm: torch.fx.GraphModule) -> torch.fx.GraphModule | None:
     return own
 
 
-def _own_spec(example: Any, symbols: Mapping[Any, Size]) -> TensorSpec | WrapperSpec:
+def _own_spec(example: Any, symbols: Mapping[Any, Size], open_: bool = False) -> TensorSpec | WrapperSpec:
+    """The spec of an input. open_: of a tensor inside of another, whose sizes PyTorch may have marked as open
+    (those of a jagged tensor's empty tensors, which stand for numbers); `variants.py` checks them.
+    """
     place = (example.shape, example.stride(), (example.storage_offset(),))
-    shape, stride, (offset,) = (tuple([_own_size(n, symbols) for n in part]) for part in place)
+    shape, stride, (offset,) = (tuple([_own_size(n, symbols, open_) for n in part]) for part in place)
     own = TensorSpec(shape, stride, example.dtype, example.device, offset)
     if not is_wrapper(example):
         return own
     names, context = example.__tensor_flatten__()
     held = [getattr(example, name) for name in names]
-    parts = [_own_spec(part, symbols) if isinstance(part, torch.Tensor) else HeldPart(part) for part in held]
+    parts = [
+        _own_spec(part, symbols, True) if isinstance(part, torch.Tensor) else HeldPart(part) for part in held
+    ]
     known = WrapperSpec(type(example), tuple(names), context, own, tuple(parts))
-    return known.with_sizes(lambda n: _own_size(n, symbols), parts)
+    return known.with_sizes(lambda n: n if isinstance(n, Size | NestedSize) else _own_size(n, symbols), parts)
 
 
-def _own_size(n: Any, symbols: Mapping[Any, Size]) -> Any:
+def _own_size(n: Any, symbols: Mapping[Any, Size], open_: bool = False) -> Any:
     """A size of PyTorch's in symbols of ours, a jagged tensor's by its name; any other expression becomes a
-    number."""
+    number. open_: PyTorch may not be asked to keep that."""
     if _is_nested(n):
         return NestedSize(str(n))
     expr = n.node.expr if isinstance(n, torch.SymInt) else n
@@ -261,7 +266,7 @@ def _own_size(n: Any, symbols: Mapping[Any, Size]) -> Any:
     try:
         return own(expr)
     except TypeError:  # "cannot convert expression to int"
-        return int(n)
+        return n.node.hint if open_ else int(n)
 
 
 def answer(name: str, target: str) -> None:

@@ -51,12 +51,12 @@ def _arguments(call: tuple[Any, ...], known: list[Any]) -> tuple[Any, ...]:
     return (known[first], *(rest if op in _OF_A_NUMBER else [known[place] for place in rest]))
 
 
-def _last(calls: list[tuple[Any, ...]], inputs: list[torch.Tensor], off: int = -1) -> float:
-    """Aten's number. off: a call whose result is two units in the last place larger, as a library may round it."""
+def _last(calls: list[tuple[Any, ...]], inputs: list[torch.Tensor], off: int = -1, by: int = 2) -> float:
+    """Aten's number. off: a call whose result is `by` units in the last place larger, as a library may round it."""
     known: list[Any] = list(inputs)
     for k, call in enumerate(calls):
         made = call[0](*_arguments(call, known))
-        known.append(made * (1 + 2 * torch.finfo(made.dtype).eps) if k == off else made)
+        known.append(made * (1 + by * torch.finfo(made.dtype).eps) if k == off else made)
     return float(known[-1].item())
 
 
@@ -78,7 +78,7 @@ def problems(seed: int) -> list[str]:
         inputs = [torch.tensor(draw.choice(VALUES), dtype=dtype) for _ in "xy"]
         try:
             want = _last(calls, inputs)
-            spread = sum(abs(_last(calls, inputs, k) - want) for k in range(len(calls)))
+            spread = sum(abs(_last(calls, inputs, k, by) - want) for k in range(len(calls)) for by in (2, -2))
         except RuntimeError:
             continue  # a number that the dtype cannot hold: no trace has it
         got = program.code([x.item() for x in inputs])

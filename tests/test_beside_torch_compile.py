@@ -5,6 +5,7 @@ frames.
 from __future__ import annotations
 
 import ctypes
+import math
 import threading
 
 import pytest
@@ -194,6 +195,39 @@ def test_floats_that_differ_between_calls_of_torch_compile_stay_compiled():
         found.square().sum().backward(), expected.square().sum().backward()
         torch.testing.assert_close((found, mine.grad), (expected, plain.grad))
     assert not counters["fallback"] and counters["frames"]["captured"] <= 3
+
+
+@pytest.mark.regression
+def test_floats_of_sizes_around_a_size_that_data_decides():
+    """The graph is cut there: the trial that looks for the place calculates with the sizes."""
+
+    def scored(x, power):
+        n = x.shape[0]
+        kept = x[x > 0].sum() / ((5 + n) / 6) ** power
+        return kept * (round(n * 0.7) + n**0.5 + math.cos(n) + math.floor(n / 2) + 2 ** (n / 4))
+
+    compiled = torch.compile(scored, backend=dynamotor_backend)
+    for n in (3, 5, 6, 9):
+        x = torch.randn(n, dtype=torch.float64)
+        for power in (1.0, 0.6):
+            torch.testing.assert_close(compiled(x, power), scored(x, power))
+
+
+@pytest.mark.regression
+def test_batches_of_jagged_tensors_that_differ_in_rows_and_lengths():
+    """Inputs of torch.compile's second graph: PyTorch marks the sizes of their inner tensors as open."""
+    w = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+
+    def layer(x, k):
+        return torch.nn.functional.layer_norm(x @ w, (4,)).relu() * (k * x.shape[0])
+
+    compiled = torch.compile(layer, backend=dynamotor_backend)
+    for lengths in ((3, 5, 2), (4, 1, 6), (2, 2), (7, 1, 1, 1), (3, 5)):
+        rows = [torch.randn(n, 4, dtype=torch.float64) for n in lengths]
+        x = torch.nested.nested_tensor(rows, layout=torch.jagged)
+        found = [run(x, len(lengths) + 0.5).values() for run in (compiled, layer)]
+        torch.testing.assert_close(*found)
+        torch.testing.assert_close(*(torch.autograd.grad(r.square().sum(), w)[0] for r in found))
 
 
 def test_a_layer_with_a_float_of_its_own_is_compiled_with_dynamic_sizes():

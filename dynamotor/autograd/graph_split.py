@@ -62,10 +62,13 @@ class Trial:
         tensors = [self.env[n] for n in node.all_input_nodes if isinstance(self.env[n], torch.Tensor)]
         given = [*tensors, *flatten_all(filter(is_wrapper, tensors))]
         before = [tensor._version for tensor in given]
-        function: Any = getattr(torch.Tensor, str(node.target)) if node.op == "call_method" else node.target
+        function: Any = node.target
+        if node.op == "call_method":
+            of = torch.Tensor if isinstance(args[0], torch.Tensor) else type(args[0])  # or a size's
+            function = getattr(of, str(node.target))
         known = "data_dependent" in node.meta  # only running the call tells more
         result = materialise(node.meta["val"]) if known else function(*args, **kwargs)
-        self.env[node] = result
+        self.env[node] = from_torch(result) if type(result) is torch.SymFloat else result
         if isinstance(result, torch.Tensor | torch.SymInt):
             node.meta["val"] = spec_of(result)  # in the symbols of this graph, which may be a part of another
         written = [

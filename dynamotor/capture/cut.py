@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,10 +37,11 @@ from .resume import (
     way_out,
     why_not_resumable,
 )
-from .source import Arg
+from .source import Arg, Source
 from .trace import Trace
 from .values.base import Iterator, Value
 from .values.constant import BoundBuiltin
+from .values.containers import SequenceValue
 from .values.function import FunctionValue, globals_of
 from .values.torch_function import HeldNumber
 from .values.traceback import lacks_traceback
@@ -47,6 +49,12 @@ from .values.traceback import lacks_traceback
 LATE = "late"  # the name of a bool of a tensor that is waited for last
 SAME = 2  # times that a bool was the same, before it is guessed
 _PUSH_NOTHING = ("DELETE_", "RAISE_", "RETURN_", "STORE_")
+# Values whose end runs no code of the program's, or that are held elsewhere.
+_UNNOTICED = (
+    *(type(None), int, float, complex, str, bytes, type, types.FunctionType, types.ModuleType),
+    *(torch.Tensor, torch.nn.Module, torch.Size),
+)
+_RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
 
@@ -83,6 +91,19 @@ def _resumable(places: list[tuple[Frame, int]]) -> list[tuple[int, int]]:
     return points[::-1]
 
 
+class HeldValue(Value):
+    """An object in a variable that nothing reads any more."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, source: Source, obj: Any) -> None:
+        super().__init__(source)
+        self.obj = obj
+
+    def python_type(self) -> type:
+        return type(self.obj)
+
+
 @dataclass(frozen=True)
 class ResumePoint:
     """The middle of a function, captured by a resume dispatcher. `globals` are the function's."""
@@ -107,7 +128,12 @@ class ResumePoint:
 
     def run(self, trace: Trace, args: tuple[Any, ...]) -> Value:
         """Interpret from here on, over the flat values of a call."""
-        values = [trace.wrap(Arg(i, name), arg) for i, (name, arg) in enumerate(zip(self.names(), args))]
+        live, slots = live_slots(self.at.code, self.at.offset), self.at.bound_slots
+        read = [*(slot in live for slot in slots), *(True for _ in self.at.full_stack)]
+        values = [
+            trace.wrap(Arg(i, name), arg) if is_read else HeldValue(Arg(i, name), arg)
+            for i, (name, arg, is_read) in enumerate(zip(self.names(), args, read))
+        ]
         slots, stack = self.at.unflat(values)
         code = self.at.code
         func = FunctionValue(trace, code, globals_=globals_of(trace, self.globals), closure=[])
@@ -252,7 +278,9 @@ def emit_break(
         innermost = frame is trace.stack.stopped[-1]
         instr = frame.steps[frame.ip][1] if innermost else frame.instr
         live = live_slots(frame.code, instr.offset)
-        slots = [v if v is not None and i in live else UNBOUND for i, v in enumerate(frame.fast)]
+        slots = [
+            v if v is not None and (i in live or _is_held(v)) else UNBOUND for i, v in enumerate(frame.fast)
+        ]
         unsupported_if(instr.op in _PROLOGUE, "reconstruct", "a frame that has not begun cannot be cut")
         at = Boundary.of(frame.code, instr.offset, slots, stack)
         for level in reversed(at.exception_slots):
@@ -295,12 +323,48 @@ def emit_break(
         if not inner:
             step = functools.partial(natively, step)
         expression = f"{emitter.constant(step)}({', '.join(words)})"
+    _check_closing(trace, emitter)
     if late is not None and emitter.only_reads(begin):
         emitter.nest(begin, f"def follow({LATE}):", expression)
         expression = f"{emitter.constant(LateBool())}({tensor}, follow)"
     elif late is not None:
         emitter.lines.insert(begin, f"{LATE} = {tensor}.item()")
     return f"{emitter.constant(drive)}({expression})" if root else expression
+
+
+def _is_held(value: Value) -> bool:
+    """Whether it is an object from outside whose end the program may notice (a temporary folder): a variable that
+    nothing reads any more holds it until the function returns."""
+    if value.source is None:
+        items = value.items if isinstance(value, SequenceValue) else ()
+        return any(_is_held(item) for item in items if item.source is not None)
+    return not issubclass(value.python_type(), _UNNOTICED)
+
+
+def _check_closing(trace: Trace, emitter: ResultEmitter) -> None:
+    """Refuse to hand a generator on to the rest of a function that lets go of it before its end, where closing it
+    runs code: CPython does so at once, but what runs the rest holds it longer.
+    """
+    for generator in trace.stack.generators:
+        unsupported_if(
+            emitter.is_emitted(generator)
+            and generator.will_have_duties()
+            and any(_lets_go(frame, generator) for frame in trace.stack.stopped),
+            "finalizer",
+            f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
+            "CPython closes it when the last reference goes",
+        )
+
+
+def _lets_go(frame: Frame, generator: GeneratorValue) -> bool:
+    """Whether a frame may leave the loop that it is at before the iterator's end, or drops a variable."""
+    begin, info = frame.steps[frame.ip][1], frame.info
+    if begin.op == "FOR_ITER":
+        body = [i for i in info.instrs if begin.offset < i.offset < begin.goal]
+        return any(i.op in _RETURNS or i.target is not None and i.target >= begin.goal for i in body)
+    slots = [i for i, value in enumerate(frame.fast) if value is generator]
+    drops = [i.arg for i in info.instrs if i.op in ("DELETE_FAST", "STORE_FAST") and i.arg in slots]
+    return len(drops) > len(slots)
 
 
 def _late_bool(

@@ -332,6 +332,12 @@ class GeneratorValue(Iterator):
         frame = self.frame
         return frame.started and not self.finished and frame.info.acts_on_exit(frame.instr.offset)
 
+    def will_have_duties(self) -> bool:
+        """Whether it has not begun, and is going to wait inside a `try` or `with`."""
+        info = self.frame.info
+        waits = [instr.offset for instr in info.instrs if instr.op == "YIELD_VALUE"]
+        return not self.frame.started and any(map(info.acts_on_exit, waits))
+
     def reconstruct(self, emitter: Any) -> str:
         frame, kind = self.frame, self.python_type()
         if self.finished:

@@ -283,8 +283,10 @@ def _with_groups(call: Attention, origins: Formulas, unwritten: Any) -> None:
     key, value = [_unrepeated(origins, call, name) for name in ("key", "value")]
     if key is None or value is None or not unwritten(origins.visited):
         return
-    if equal(key.meta["val"].shape[1], value.meta["val"].shape[1]) and _has_kernel_for_groups(
-        call, key, value
+    if (
+        equal(key.meta["val"].shape[1], value.meta["val"].shape[1])
+        and _has_kernel(call, key, value, enable_gqa=True)
+        and (not _adds_a_mask(call) or _has_kernel(call, call.given["key"], call.given["value"]))
     ):
         given = dict(call.given, key=key, value=value, enable_gqa=True)
         call.node.args, call.node.kwargs = tuple([given.pop(name) for name in _NAMES[:3]]), given
@@ -314,8 +316,16 @@ def _views_above(node: Node) -> Iterator[Node]:
         yield node
 
 
-def _has_kernel_for_groups(call: Attention, key: Node, value: Node) -> bool:
-    """Whether PyTorch has a kernel for groups there, and would not repeat the heads for plain products."""
+def _adds_a_mask(call: Attention) -> bool:
+    """Whether numbers are added to the scores. Where they hide all keys of a row by the smallest number (no
+    infinity), gradients of PyTorch's kernels are not those of its plain products: on a CPU they are larger by
+    the number of keys.
+    """
+    return call.mask is not None and call.mask.dtype is not torch.bool
+
+
+def _has_kernel(call: Attention, key: Node, value: Node, **groups: bool) -> bool:
+    """Whether PyTorch has a kernel there, and would not take plain products."""
     choose: Any = torch.ops.aten._fused_sdp_choice.default
     if isinstance(call.node.target, UnderSettings):
         choose = UnderSettings(choose, call.node.target.settings)
@@ -326,4 +336,4 @@ def _has_kernel_for_groups(call: Attention, key: Node, value: Node) -> bool:
     if torch.is_grad_enabled():
         tensors[0].requires_grad_()
     given = {name: call.given[name] for name in ("dropout_p", "is_causal", "scale") if name in call.given}
-    return choose(*tensors, **given, enable_gqa=True) != _PLAIN_PRODUCTS
+    return choose(*tensors, **given, **groups) != _PLAIN_PRODUCTS

@@ -140,10 +140,11 @@ class SizeNode(PlainNode):
         return type(self.expr) is float
 
     def is_constant(self) -> bool:
-        return type(self.expr) in (int, bool, float)
+        """A float is none: PyTorch's operators take constants out of SymInts and SymBools alone."""
+        return type(self.expr) in (int, bool)
 
     def is_symbolic(self) -> bool:
-        return not self.is_constant()
+        return type(self.expr) not in (int, bool, float)
 
     @property
     def hint(self) -> Any:
@@ -275,10 +276,12 @@ _BINARY: dict[str, Callable[[ShapeEnv, Any, Any], Any]] = {
     "int_floordiv": lambda env, a, b: divide(env, a, b)[0],
     "mod": lambda env, a, b: divide(env, a, b)[1],
     "pow": lambda env, a, b: a**b, "pow_by_natural": lambda env, a, b: a**b,
+    "float_pow": lambda env, a, b: a**b,
     "truediv": lambda env, a, b: a / b, "int_truediv": lambda env, a, b: a / b,
     "float_truediv": lambda env, a, b: a / b,
     "sym_min": minimum, "sym_max": maximum,
 }  # fmt: skip
+_OF_FLOATS = ("sqrt", "cos", "cosh", "sin", "sinh", "tan", "tanh", "asin", "acos", "atan", "log2")
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "neg": lambda a: -a,
     "pos": lambda a: a,
@@ -286,6 +289,7 @@ _UNARY: dict[str, Callable[[Any], Any]] = {
     "ceil": math.ceil,
     "floor": math.floor,
     "trunc": math.trunc,
+    **{f"sym_{name}": getattr(math, name) for name in _OF_FLOATS},
 }
 _QUESTIONS = {
     "eq": _question("==", True, False), "ne": _question("==", True, False, negated=True),

@@ -230,9 +230,15 @@ def _variance(
         v = div(e, like(n, e))
         return op("sqrt", v) if root else v
 
-    var = ctx.pointwise(fn, views.reshape(ss, spec.shape), shape=spec.shape, dtype=spec.dtype)
+    mean, ss = (views.reshape(part, spec.shape) for part in (mean, ss))
+    var = ctx.pointwise(fn, ss, shape=spec.shape, dtype=spec.dtype)
+    # Eager takes the mean in steps: an infinity that others follow makes it NaN, as it makes the variance.
+    alone = count(x, dims) == 1
     return var, ctx.pointwise(
-        lambda e: e, views.reshape(mean, spec.shape), shape=spec.shape, dtype=spec.dtype
+        lambda m, q: m if alone else select(compare("ne", q, q), q, m),
+        *(mean, ss),
+        shape=spec.shape,
+        dtype=spec.dtype,
     )
 
 

@@ -190,8 +190,11 @@ class _Walk:
     def wrapper(self, source: Source, tensor: torch.Tensor, of_state: bool) -> tuple[object, ...]:
         """A tensor of a wrapper subclass: its class and context, and the tensors inside of it."""
         spec = WrapperSpec.of(tensor)
+        parts = [getattr(tensor, name) for name in spec.names]
+        held = not all(isinstance(part, torch.Tensor) for part in parts)  # a DTensor holds its mesh
+        NotWhole.when(held, "DM502", f"a {type(tensor).__name__} is trained")
         self.rows.append(IdIs(source, tensor))
-        inner = [self.tensor(Attr(source, name), getattr(tensor, name), of_state) for name in spec.names]
+        inner = [self.tensor(Attr(source, name), x, of_state) for name, x in zip(spec.names, parts)]
         return spec.cls, spec.names, repr(spec.context), *inner
 
     def is_stock(self, root: Const, owner: Any, name: str, stock: Any = None) -> None:

@@ -91,3 +91,76 @@ def test_finally_around_an_except_clause_that_closing_passes_over() -> None:
             log.clear()
             function(torch.randn(3))
             assert log == ["closed", "after"]
+
+
+LOG: list[str] = []
+
+
+@dynamotor.disable
+def _left_alone(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _batches(x: torch.Tensor) -> Any:
+    try:
+        for i in range(3):
+            yield _left_alone(x) + i
+    finally:
+        LOG.append("closed")
+
+
+def _a_break(x: torch.Tensor) -> torch.Tensor:
+    for y in _batches(x):
+        x = x + y.sin()
+        if x.shape[0] > 1:
+            break
+    LOG.append("behind the loop")
+    return x
+
+
+def _a_break_by_number(x: torch.Tensor) -> torch.Tensor:
+    for i, y in enumerate(_batches(x)):
+        x = x + y.sin()
+        if i == 1:
+            break
+    LOG.append("behind the loop")
+    return x
+
+
+def _a_return(x: torch.Tensor) -> torch.Tensor:
+    def first(x: torch.Tensor) -> torch.Tensor:
+        for y in _batches(x):
+            if y.shape[0] > 1:
+                return y.sin()
+        return x
+
+    y = first(x)
+    LOG.append("behind the call")
+    return y
+
+
+def _a_deletion(x: torch.Tensor) -> torch.Tensor:
+    batches = _batches(x)
+    y = next(batches).sin()
+    LOG.append("before")
+    del batches
+    LOG.append("behind")
+    return y
+
+
+def _to_the_end(x: torch.Tensor) -> torch.Tensor:
+    for y in _batches(x):
+        x = x + y.sin().exp()
+    LOG.append("behind the loop")
+    return x
+
+
+@pytest.mark.parametrize("f", [_a_break, _a_break_by_number, _a_return, _a_deletion, _to_the_end])
+def test_a_loop_over_a_generator_closes_it_when_the_program_lets_go(f: Any) -> None:
+    compiled, x, found = dynamotor.compile(f, backend="eager"), torch.randn(3), []
+    for run in (f, compiled, compiled):
+        LOG.clear()
+        found.append((run(x), list(LOG)))
+    for result, log in found[1:]:
+        torch.testing.assert_close(result, found[0][0])
+        assert log == found[0][1]

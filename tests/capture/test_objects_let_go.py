@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import tempfile
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -270,3 +272,40 @@ def test_an_error_raised_while_another_is_handled_lets_go_of_its_frames() -> Non
         LOG.clear()
         compiled(torch.ones(2, 2))
         assert LOG == ["0", "closed"]
+
+
+@dynamotor.disable
+def left_alone(kind: Any = Plain) -> Any:
+    return kind()
+
+
+def _a_folder() -> bool:
+    folder = tempfile.TemporaryDirectory()
+    path = folder.name
+    left_alone()
+    there = os.path.exists(path)
+    left_alone()
+    return there and os.path.exists(path)
+
+
+def _a_folder_of_an_inlined_call() -> tuple[bool, bool]:
+    return _a_folder(), _a_folder()
+
+
+def _seen_weakly_behind_breaks() -> tuple[bool, bool]:
+    one = left_alone()
+    inside = [left_alone()]
+    seen = [weakref.ref(one), weakref.ref(inside[0])]
+    left_alone()
+    alive = [ref() is not None for ref in seen]
+    left_alone()
+    one = None
+    left_alone()
+    return *alive, seen[0]() is None
+
+
+@pytest.mark.parametrize("part", [_a_folder, _a_folder_of_an_inlined_call, _seen_weakly_behind_breaks])
+def test_a_variable_that_nothing_reads_holds_its_object_behind_a_break(part: Callable[[], Any]) -> None:
+    compiled = dynamotor.compile(lambda x: (x * 2, part()), backend="eager")
+    for _ in range(2):
+        assert compiled(torch.ones(2))[1] == part()

@@ -74,6 +74,33 @@ def trained(rank: int, steps: int) -> dict[str, Any]:
     return report(found, before)
 
 
+def whole_steps(rank: int) -> dict[str, Any]:
+    """`compile_step` of a tensor parallel block, beside the loop that it stands for."""
+    found: list[list[Any]] = [[], []]
+    for compiled, values in zip((False, True), found):
+        dynamotor.reset()
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 8)).double()
+        parallelize_module(
+            model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()}
+        )
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, foreach=False)
+        step = dynamotor.compile_step(model, torch.nn.functional.mse_loss, optimizer)
+        for _ in range(3):
+            x, y = torch.randn(4, 8).double(), torch.randn(4, 8).double()
+            if compiled:
+                values.append(step(x, y))
+            else:
+                loss = torch.nn.functional.mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                values.append(loss.detach())
+            values += map(local, (p.detach().clone() for p in model.parameters()))
+    same = all(torch.allclose(a, b, rtol=1e-12, atol=1e-14) for a, b in zip(*found, strict=True))
+    return {"same": same, "text": step.explain()}
+
+
 def report(found: list[list[Any]], before: int) -> dict[str, Any]:
     """Which results are the same, and how they were captured."""
     same = all(type(a) is type(b) and torch.allclose(local(a), local(b), atol=1e-5) for a, b in zip(*found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from dtensor_programs import PROGRAMS, compared, trained
+from dtensor_programs import PROGRAMS, compared, trained, whole_steps
 from ranks import Pair
 
 
@@ -20,3 +20,8 @@ def test_a_tensor_parallel_block_trains_in_one_graph(pair: Pair) -> None:
         assert result["same"], result
         assert result["graphs"] == 1, result
         assert not result["left"], result
+
+
+def test_a_compiled_step_of_a_tensor_parallel_block_runs_in_pieces(pair: Pair) -> None:
+    for result in pair.run(whole_steps):
+        assert result["same"] and "DM502" in result["text"], result

@@ -225,6 +225,23 @@ def test_repeated_heads_become_groups(way, grad):
         torch.testing.assert_close(torch.autograd.grad(got.square().sum(), args), other)
 
 
+@pytest.mark.parametrize("hidden", [torch.finfo(torch.float64).min, -1e30])
+def test_gradients_of_one_head_of_keys_where_rows_see_no_key(hidden):
+    """Eager broadcasts the head and takes plain products, whose gradients there are others than its kernel's."""
+
+    def f(q, kv, bias):
+        k, v = (x[:, :, None].transpose(1, 2).reshape(B, 1, K, D) for x in kv.split(D, -1))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+    q, kv = tensors(grad=True)[0], torch.randn(B, K, 2 * D, dtype=torch.float64, requires_grad=True)
+    at, keys = places(Q, K)
+    bias = additive((keys <= at) & (keys >= torch.tensor([3, 0])[:, None, None, None]), hidden)
+    got, want = (run(q, kv, bias) for run in (dynamotor.compile(f), f))
+    torch.testing.assert_close(got, want)
+    other = torch.autograd.grad(want.square().sum(), (q, kv))
+    torch.testing.assert_close(torch.autograd.grad(got.square().sum(), (q, kv)), other)
+
+
 def test_heads_in_another_order_are_no_groups():
     def f(q, k, v):
         return F.scaled_dot_product_attention(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))

@@ -63,3 +63,17 @@ def test_offset_halves(dtype: torch.dtype, offset: float, columns: int) -> None:
         right = program(x.double())
         found = dynamotor.compile(program)(x)
         assert error(found, right) <= max(2 * error(program(x), right), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_means_beside_variances_of_infinities(dtype: torch.dtype) -> None:
+    x = torch.randn(5, 9, dtype=dtype)
+    x[0, 0] = x[1, 4] = torch.inf
+    x[2, 1], x[2, 3] = torch.inf, -torch.inf
+    for program in (
+        lambda x: torch.var_mean(x, 1),
+        lambda x: torch.std_mean(x, 1),
+        lambda x: torch.var_mean(x[:, :1], 1, correction=0),
+    ):
+        for found, wanted in zip(dynamotor.compile(program)(x), program(x), strict=True):
+            torch.testing.assert_close(found, wanted, equal_nan=True)
