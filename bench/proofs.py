@@ -217,11 +217,12 @@ def _numbers(text: str, values: dict[str, int]) -> dict[str, int]:
 
 def verify_loops(kernel: Kernel, text: str) -> None:
     """Each element of each written pointer of a C++ function is stored once, as its loops run."""
-    if not kernel.symbols:
-        _go_through(kernel, text, {})
-    for of in samples(kernel.symbols[0].env) if kernel.symbols else ():
-        known = _numbers(text, {s.name: of[s] for s in kernel.symbols})
-        _go_through(Instance(of).kernel(kernel), text, known)
+    for stays in (0, 1) if "stays_" in text else (0,):  # a scan's results, in a vector
+        if not kernel.symbols:
+            _go_through(kernel, text, {"stays_": stays})
+        for of in samples(kernel.symbols[0].env) if kernel.symbols else ():
+            known = _numbers(text, {s.name: of[s] for s in kernel.symbols})
+            _go_through(Instance(of).kernel(kernel), text, {**known, "stays_": stays})
 
 
 def _go_through(kernel: Kernel, text: str, known: dict[str, int]) -> None:

@@ -46,6 +46,9 @@ from .cpp_sums import STRIP, Strips, loses
 from .lane_conditions import comparisons, same_for_all_lanes
 
 PARALLEL_WORK = 1 << 15  # additions below which a kernel runs on one thread
+HEAVY_MAP = 16  # additions an element of a map that waits for its own operations
+CALLED = 40  # additions that operations of a library cost
+MOST_UNROLLED = 16  # expressions of a loop whose turns take several vectors
 LIGHT_MAP = 8  # additions an element of a map that waits for memory
 STREAMED = 1 << 18  # elements above which a buffer is not expected to fit in a core's own cache
 TAIL = 4  # lanes of the loop behind the widest vectors, where only the call tells how many elements are left
@@ -135,11 +138,22 @@ def pick_width(exprs: Iterable[Expr], loop: Var) -> int:
         if e.op == "masked" and (comparisons(e.args[0]) or same_for_all_lanes(e.args[0], loop, width))
         for c in walk(e.args[0])
     }
-    if any(e.dtype in (F64, I64) and loop in e.vars and e not in uniform for e in exprs):
+    wide = {e for e in exprs if e.dtype in (F64, I64) and loop in e.vars and e not in uniform}
+    if wide and not (width == 16 and _only_converted(wide, exprs, loop)):
         width = half
     while width > 4 and width > size:
         width //= 2
     return 1 if size < width or width < 4 else width
+
+
+def _only_converted(wide: set[Expr], exprs: Sequence[Expr], loop: Var) -> bool:
+    """Whether 64-bit values are loads whose readers make them narrower: their registers are free again."""
+    readers = [e for e in exprs if wide.intersection(e.children)]
+    return (
+        all(e.op == "load" and e.args[1].coefficient(loop) in (0, 1) for e in wide)
+        and all(e.op == "cast" and e.dtype not in (F64, I64) for e in readers)
+        and wide == {child for e in readers for child in e.children}
+    )
 
 
 def times(a: str, b: str) -> str:
@@ -255,24 +269,31 @@ class Emitter:
         if s.id in self.accs:
             scope.values[self.accs[s.id]] = name, width
 
+    def stored(self, s: Store, scope: CppScope) -> tuple[Expr, str, Dim | None]:
+        """A store's expression, its value's name and the step from lane to lane."""
+        vector, expr = scope.vector, s.expr
+        step = s.index.coefficient(vector) if vector is not None and scope.width > 1 else 1
+        if expr.op == "round_to" and expr.args[1] is s.memory and expr.dtype is F32:
+            expr = expr.args[0]  # the store rounds
+        if vector is not None and scope.width > 1 and not is_zero(step):
+            return expr, self.body.operand(expr, scope, scope.width), step
+        return expr, self.body.value(expr, scope), 1
+
+    def holds(self, e: Expr, memory: torch.dtype) -> bool:
+        """Whether a value is a number of the memory's type."""
+        return fits(e, memory)
+
     def store(self, s: Store, scope: CppScope) -> None:
         """Emit one store in a scope."""
         self.stores.append((s, scope.bound.keys()))
         vector = scope.vector
         pointer = self.names[s.buffer]
-        step = s.index.coefficient(vector) if vector is not None and scope.width > 1 else 1
-        expr = s.expr
-        if expr.op == "round_to" and expr.args[1] is s.memory and expr.dtype is F32:
-            expr = expr.args[0]  # the store rounds
-        if vector is not None and scope.width > 1 and not is_zero(step):
-            value = self.body.operand(expr, scope, scope.width)
-        else:
-            value, step = self.body.value(expr, scope), 1
+        expr, value, step = self.stored(s, scope)
         at = f"{pointer}+{self.body.index(s.index, scope)}"
         self.body.rereads.store(s.buffer)
         bool_mark = "b" if s.memory is BOOL else ""
         kind = "" if s.memory is BOOL else f"<{MEMORY[s.memory]}>"
-        exact = "e" if s.memory is torch.bfloat16 and fits(expr, s.memory) else ""
+        exact = "e" if s.memory is torch.bfloat16 and self.holds(expr, s.memory) else ""
         computed = any(e.op == "wrap_index" for e in walk(*loaded_exprs(s.index)))
         guard = "if(!*outside)" if computed else ""  # as eager, which ends at the first such position
         if s.add:
@@ -329,8 +350,13 @@ class Emitter:
         limits: tuple[str, str] | None = None,
         unroll: int = 1,
         extra: Sequence[tuple[Var, str]] = (),
+        before: Callable[[CppScope], None] = lambda scope: None,
     ) -> None:
-        """Loops over `loops`, the last one in vectors; `emit(scope, copy)` fills the innermost block."""
+        """Loops over `loops`, the last one in vectors; `emit(scope, copy)` fills the innermost block.
+
+        before: begins each block of an unrolled loop. No store stands between these beginnings, so that the
+        compiler may mix them.
+        """
         if not loops:
             scope = CppScope(parent, [*extra])
             emit(scope, 0)
@@ -339,7 +365,7 @@ class Emitter:
         v, name = loops[0], self.vars[loops[0]]
         if len(loops) > 1:
             scope = CppScope(parent, [(v, name), *extra])
-            self.nest(loops[1:], scope, emit, limits, unroll, extra)
+            self.nest(loops[1:], scope, emit, limits, unroll, extra, before)
             body = self.strips.loop(v, name, 1, self.number(v.size), "".join(scope.lines))
             parent.lines.append(f"{{i64 {name}=0;{body}}}")
             return
@@ -348,21 +374,26 @@ class Emitter:
 
         def add(width: int, copies: Sequence[int | str]) -> None:
             """The loop whose turn is one block of vectors, or a few one behind the other."""
-            blocks = ""
+            blocks: list[str] = []
+            scopes = []
             for n, copy in enumerate(copies):
                 at = f"{name}_{copy}" if len(copies) > 1 else name
                 scope = CppScope(parent, [(v, at), *extra], width, v if width > 1 else None)
                 scope.aligned = width > 1  # limits are multiples of BLOCK
+                scope.lines = blocks
+                if len(copies) > 1:
+                    blocks.append(f"const i64 {at}={name}+{n * width};")
+                    before(scope)
+                scopes.append(scope)
+            for scope, copy in zip(scopes, copies, strict=True):
                 emit(scope, copy)
-                block = "".join(scope.lines)
-                blocks += f"{{const i64 {at}={name}+{n * width};{block}}}" if len(copies) > 1 else block
-            lines.append(self.strips.loop(v, name, len(copies) * width, hi, blocks))
+            lines.append(self.strips.loop(v, name, len(copies) * width, hi, "".join(blocks)))
 
         width = self.width if type(v.size) is Size or v.size >= self.width else 1
         tail = self.tail() if width > 1 else 0
         if width > 1 and unroll > 1:
             add(width, range(unroll))
-        if width > 1 and (unroll == 1 or not divides(unroll * width, v.size) or limits):
+        if width > 1 and (unroll == 1 or not divides(unroll * width, v.size)):
             add(width, [0])
         if tail:
             self.body.widths.add(tail)
@@ -395,6 +426,7 @@ class RowsEmitter(Emitter):
             and not kernel.phases[0].row
         )
         self.inner_count = numel(v.size for v in kernel.inner)
+        self.loaded = {e.args[0] for e in self.exprs if e.op == "load"}
         self.row_buffers = 0  # of a length that is known at the call
 
     @staticmethod
@@ -573,11 +605,7 @@ class RowsEmitter(Emitter):
                 self._row_buffer(t, f"s{s.id}_", self.inner_count, row)
         reductions = [s for s in phase.inner if isinstance(s, Reduce) and not s.across]
         exprs = all_exprs(phase.inner)
-        unroll = (
-            4
-            if reductions and len(exprs) <= 16 and hint(self.size) >= 8 * self.width and self.width > 1
-            else 1
-        )
+        unroll = self._unroll(exprs, bool(reductions))
         step = unroll * self.width
         turns = [*(v.size for v in k.inner[:-1]), (self.size + step - 1) // step]
         self.strips = Strips([*zip(k.inner, turns, strict=False)])
@@ -604,11 +632,32 @@ class RowsEmitter(Emitter):
                         scope,
                     )
 
-        self.nest(k.inner, row, emit, limits, unroll)
+        self.nest(k.inner, row, emit, limits, unroll, before=functools.partial(self._begin, phase))
         row.lines.append(self.strips.end())
         self.strips = Strips(())
         for s in reductions:
             self._collect(s, row, unroll)
+
+    def _unroll(self, exprs: Sequence[Expr], reduces: bool) -> int:
+        """Vectors in a turn of a loop: several where sums wait for one another, or the operations of one
+        element, which are more than the processor looks ahead.
+        """
+        if self.width == 1 or hint(self.size) < 8 * self.width:
+            return 1
+        costs = [e.cost for e in exprs]
+        waits = self.is_map and sum(costs) >= HEAVY_MAP and max(costs) < CALLED
+        return 4 if len(exprs) <= (MOST_UNROLLED if reduces else MOST_UNROLLED * 2 * waits) else 1
+
+    def _begin(self, phase: Phase, scope: CppScope) -> None:
+        """The values of a block's statements, where none of these reads another's result."""
+        stores = [s for s in phase.inner if isinstance(s, Store)]
+        if {s.buffer for s in stores} & self.loaded and len(phase.inner) > 1:
+            return
+        for s in phase.inner:
+            if isinstance(s, Store):
+                self.stored(s, scope)
+            else:
+                self.body.value(s.expr, scope)
 
     def _row_buffer(self, t: str, name: str, count: Dim, row: CppScope) -> None:
         """Memory for a row of values: on the stack, or of the thread when its length is known only at the
@@ -633,12 +682,16 @@ class RowsEmitter(Emitter):
 
     def _accumulators(self, s: Reduce, unroll: int) -> dict[str, int]:
         """The names of a reduction's accumulators and their lanes, the one without lanes first."""
-        names = {f"a{s.id}s": 1}
+        names = {f"a{s.id}s": 1} if self._has_singles() or s.position is not None else {}
         if self.width > 1:
             names |= {f"a{s.id}_{u}": self.width for u in range(unroll)}
             if self.tail():
                 names[f"a{s.id}_t"] = self.tail()
         return names
+
+    def _has_singles(self) -> bool:
+        """Whether elements of a row are left when vectors have gone through it."""
+        return self.width == 1 or not divides(self.tail() or self.width, self.size)
 
     def _positions(self, s: Reduce) -> Positions:
         return Positions(s, self.inner_count, self.body)
@@ -668,9 +721,8 @@ class RowsEmitter(Emitter):
             for u in range(1, unroll):
                 lanes = f"({COMBINE[s.kind].format(lanes, f'a{s.id}_{u}')})"
             lanes = f"{ACROSS_LANES[s.kind]}({lanes})"
-            total = COMBINE[s.kind].format(
-                total, f"({t}){lanes}" if type(self.width) is NarrowLanes else lanes
-            )
+            lanes = f"({t}){lanes}" if type(self.width) is NarrowLanes else lanes
+            total = COMBINE[s.kind].format(total, lanes) if self._has_singles() else lanes
             if self.tail():
                 total = COMBINE[s.kind].format(f"({total})", f"{ACROSS_LANES[s.kind]}(a{s.id}_t)")
         name = self.body.fresh()

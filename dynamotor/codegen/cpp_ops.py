@@ -174,11 +174,12 @@ def kept_type(dtype: torch.dtype, width: int) -> str:
     return width.element if type(width) is NarrowLanes else ctype(dtype, 1)
 
 
+# A result so far with another value. Of zeros the first stays, as in eager; no test of the result delays it.
 COMBINE = {
     "sum": "{0}+{1}",
     "prod": "{0}*{1}",
-    "max": "max_({0},{1})",
-    "min": "min_({0},{1})",
+    "max": "max_({1},{0})",
+    "min": "min_({1},{0})",
     "logaddexp": "logaddexp_({0},{1})",
     "any": "{0}|{1}",
     "all": "{0}&{1}",

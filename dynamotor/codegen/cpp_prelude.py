@@ -48,7 +48,7 @@ def prelude(functions: str, widths: set[int], random: bool = False, sizes: bool 
     return "".join(
         (
             _SECTIONS["types"],
-            *(_width(w) for w in sorted(widths | _room(bool(library)))),
+            *(_width(w) for w in sorted(widths | _room(bool(library)) | _pieces(names))),
             _SECTIONS["core"],
             *([_SECTIONS["sizes"]] if sizes else []),
             *([_SECTIONS["threads"]] if "over(" in functions else []),
@@ -81,6 +81,11 @@ def _library(names: set[str]) -> str:
                     f"template<class T> INL T {name}_({typed}){{ return {name}_library({operands}); }}\n"
                 )
     return "".join(rows)
+
+
+def _pieces(names: set[str]) -> set[int]:
+    """The width of the vectors in which functions are computed by pieces (`piece_`)."""
+    return {16} if "piece_" in names and machine_width() == 16 else set()
 
 
 def _room(library: bool) -> set[int]:

@@ -1,19 +1,27 @@
 """The C++ function of a "scan" kernel: rows in parallel, each gone through in order with running results.
 
 for (row) { a0 = 0; for (i) { a0 = a0 + x[i]; y[i] = a0 * 2; } }
+
+A running extreme of floats stays in most vectors of elements: these are compared and stored at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from ..graph.sizes import divides
 from ..graph.spec import numel
-from ..lower.index_expr import Var
-from ..lower.ir import ScanStatement, Store, of_kind
+from ..lower.index_expr import Var, is_one, is_zero
+from ..lower.ir import Expr, ScanStatement, Store, fits, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
 from .cpp_kernel import Emitter
 from .cpp_ops import COMBINE, ctype, reduce_start
+
+_NO_VECTORS = ("masked", "rand", "wrap_index", "index")
+_BEYOND = {"argmax": "gt", "argmin": "lt"}
 
 
 class ScanEmitter(Emitter):
@@ -29,6 +37,8 @@ class ScanEmitter(Emitter):
         floats = [s for s in scans if s.expr.dtype.is_floating_point]
         self.at = {s.id: beside[s.kind, s.expr] for s in floats if (s.kind, s.expr) in beside}
         self.done: set[int] = set()
+        self.places = [s for s in scans if s.kind.startswith("arg")]
+        self.body.widths |= {self.width} - {1}
         for s in scans:
             if s.id not in self.at:
                 row.lines.append(f"{ctype(s.expr.dtype, 1)} a{s.id}={reduce_start(s.kind, s.expr.dtype)};")
@@ -40,16 +50,66 @@ class ScanEmitter(Emitter):
 
     def _nest(self, loops: Sequence[Var], parent: CppScope) -> None:
         v, name = loops[0], self.vars[loops[0]]
-        scope = CppScope(parent, [(v, name)])
         if len(loops) > 1:
+            scope = CppScope(parent, [(v, name)])
             self._nest(loops[1:], scope)
+            parent.lines.append(loop(name, self.number(v.size), scope.lines))
+        elif self._in_vectors(v):
+            parent.lines.append(self._vectors(v, parent))
         else:
-            for s in self.kernel.phases[0].inner:
-                if isinstance(s, ScanStatement):
-                    self._step(s, scope)
-                else:
-                    self.store(of_kind(s, Store), scope)
-        parent.lines.append(loop(name, self.number(v.size), scope.lines))
+            parent.lines.append(loop(name, self.number(v.size), self._element(v, name, parent)))
+
+    def _element(self, v: Var, name: str, parent: CppScope) -> list[str]:
+        scope = CppScope(parent, [(v, name)])
+        self.done.clear()
+        for s in self.kernel.phases[0].inner:
+            if isinstance(s, ScanStatement):
+                self._step(s, scope)
+            else:
+                self.store(of_kind(s, Store), scope)
+        return scope.lines
+
+    def _in_vectors(self, v: Var) -> bool:
+        """Whether all running results are extremes of floats with positions, and accesses are in order."""
+        inner = self.kernel.phases[0].inner
+        for s in inner:
+            if isinstance(s, ScanStatement):
+                extreme = s in self.places or s.id in self.at
+                if not (extreme and s.expr.dtype.is_floating_point):
+                    return False
+        steps = [e.args[1].coefficient(v) for e in self.exprs if e.op == "load"]
+        steps += [s.index.coefficient(v) for s in inner if isinstance(s, Store)]
+        even = all(step is not None and (is_one(step) or is_zero(step)) for step in steps)
+        return even and self.width > 1 and all(e.op not in _NO_VECTORS for e in self.exprs)
+
+    def _vectors(self, v: Var, parent: CppScope) -> str:
+        name, width, size = self.vars[v], self.width, self.number(v.size)
+        one = f"{name}_0"
+        scope = CppScope(parent, [(v, name)], width, v)
+        stays = CppScope(scope, (), width, v, closed=True)
+        below = []
+        for place in self.places:
+            value = self.body.operand(place.expr, scope, width)
+            below.append(f"{_BEYOND[place.kind]}(bc<{ctype(place.expr.dtype, width)}>(a{place.id}),{value})")
+        for s in self.kernel.phases[0].inner:
+            if isinstance(s, Store):
+                self.store(s, stays)
+            elif s.id in self.scans:
+                result = f"a{self.at[s.id].id}" if s.id in self.at else f"a{s.id}at"
+                stays.values[self.scans[s.id]] = result, 1
+        each = loop(one, f"{name}+{width}", self._element(v, one, parent), start=name)
+        scope.lines.append(f"const bool stays_=!some(~({'&'.join(below)}));")
+        scope.lines.append(f"if(stays_){{{''.join(stays.lines)}}}else{{{each}}}")
+        text = loop(name, size, scope.lines, start=None, step=width)
+        if not divides(width, v.size):
+            text += loop(name, size, self._element(v, name, parent), start=None)
+        return f"{{i64 {name}=0;{text}}}"
+
+    def holds(self, e: Expr, memory: torch.dtype) -> bool:
+        """An extreme is one of its values."""
+        scans = [s for s in self.kernel.statements() if isinstance(s, ScanStatement)]
+        extremes = {self.scans.get(s.id): s for s in scans if s.kind in ("max", "min")}
+        return fits(extremes[e].expr, memory) if e in extremes else super().holds(e, memory)
 
     def _step(self, s: ScanStatement, scope: CppScope) -> None:
         """One element more in a running result."""
@@ -64,16 +124,16 @@ class ScanEmitter(Emitter):
         elif s.kind.startswith(
             "arg"
         ):  # the last of equal values; a NaN stays, and a later one takes its place
-            sign = ">=" if s.kind == "argmax" else "<="
+            sign = "<" if s.kind == "argmax" else ">"
             assert s.position is not None
             place = self.body.index(s.position, scope)
             scope.lines.append(
-                f"if({value}!={value}||({best}=={best}&&{value}{sign}{best}))"
+                f"if(!({value}{sign}{best})&&({value}!={value}||{best}=={best}))"
                 f"{{{best}={value};{best}at={place};}}"
             )
             result, kept = f"{best}at", "i64"
         else:
-            scope.lines.append(f"{best}={COMBINE[s.kind].format(best, value)};")
+            scope.lines.append(f"{best}={COMBINE[s.kind].format(value, best)};")  # the last of equal values
             result, kept = best, ctype(s.expr.dtype, 1)
         if s.id in self.scans:
             name = self.body.fresh()

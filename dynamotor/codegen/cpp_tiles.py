@@ -8,7 +8,7 @@ Element by element such a map takes one cache line an element.
 from __future__ import annotations
 
 from ..graph.spec import numel
-from ..lower.index_expr import Var, is_one
+from ..lower.index_expr import Var
 from ..lower.ir import Expr, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
@@ -43,7 +43,7 @@ class TilesEmitter(RowsEmitter):
         found = [
             e
             for e in loads
-            if is_one(e.args[1].coefficient(v)) and e.args[1].coefficient(k.inner[0]) not in (0, 1)
+            if e.args[1].coefficient(v) in (1, 2) and e.args[1].coefficient(k.inner[0]) not in (0, 1)
         ]
         return found if len(found) <= 4 else []
 

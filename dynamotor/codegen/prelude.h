@@ -148,7 +148,7 @@ template<class E,int N> struct halves { typedef E V __attribute__((vector_size(N
  INL float name(float v){ return v; } INL double name(double v){ return v; } \
  INL int name(int v){ return v; } INL i64 name(i64 v){ return v; }
 ACROSS(hsum,x+y,x+y) ACROSS(hprod,x*y,x*y) ACROSS(hany,x|y,x|y)
-ACROSS(hmax,((x>y)|(x!=x))?x:y,(x>y||x!=x)?x:y) ACROSS(hmin,((x<y)|(x!=x))?x:y,(x<y||x!=x)?x:y)
+ACROSS(hmost,y>x?y:x,y>x?y:x) ACROSS(hleast,y<x?y:x,y<x?y:x)
 template<class T> INL int hor(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s|=lane(v,i); return s; }
 template<class T> INL int hand(T v){ int s=lane(v,0); for(int i=1;i<tr<T>::n;i++)s&=lane(v,i); return s; }
 // Whether a mask is true in any lane.
@@ -162,6 +162,12 @@ template<class T> INL bool some(T m){
  return !__builtin_ia32_ptestz256((V)m,(V)m); } else
 #endif
  if constexpr(tr<T>::n==1) return m; else return hany(m); }
+// A NaN is looked for apart, at the same time: the extremes of the halves wait for one another.
+#define EXTREME_ACROSS(name,of) template<class T> INL auto name(T v){ typedef typename tr<T>::E E; \
+ if constexpr(tr<T>::n>1&&(__is_same(E,float)||__is_same(E,double))) \
+ if(__builtin_expect(some(v!=v),0)) return (E)__builtin_nanf(""); \
+ return of(v); }
+EXTREME_ACROSS(hmax,hmost) EXTREME_ACROSS(hmin,hleast)
 template<class T,int N> struct mem { typedef T V
  __attribute__((vector_size(N*sizeof(T)),aligned(sizeof(T)),may_alias)); };
 template<class T> struct mem<T,1> { typedef T V __attribute__((may_alias)); };
@@ -413,7 +419,26 @@ template<class T> INL T log_(T x){ typedef typename tr<T>::I I;
  r=sel(eq(x,bc<T>(__builtin_inff())),x,r); r=sel(eq(x,bc<T>(0.f)),bc<T>(-__builtin_inff()),r);
  return sel(lt(x,bc<T>(0.f))|ne(x,x),bc<T>(__builtin_nanf("")),r); } }
 
-// == erf_: of floats a quotient; of doubles a series beside the nearest of 762 places, filled when the unit is loaded
+// == piece_: functions of floats by pieces: each lane takes the coefficients of its interval's polynomial from registers
+#if defined(__AVX512F__) && !defined(__clang__)
+#define PIECES 1
+INL F16 look(F16 row,I16 k){ return (F16)__builtin_ia32_permvarsf512_mask(row,k,row,(short)-1); }
+INL F16 look_unless(F16 row,I16 k,I16 none,F16 x){ // x in the lanes where k is `none`
+ return (F16)__builtin_ia32_permvarsf512_mask(row,k,x,(short)__builtin_ia32_cmpd512_mask(k,none,4,(short)-1)); }
+INL F16 capped(F16 x,float high){ return (F16)__builtin_ia32_minps512_mask(bc<F16>(high),x,x,(short)-1,4); }
+INL F16 piece_(F16 t,I16 k,F16 c){ return look(c,k); }
+template<class...C> INL F16 piece_(F16 t,I16 k,F16 c,C...rest){ return piece_(t,k,rest...)*t+look(c,k); }
+// Numbers and narrow vectors in a vector of 16, and back.
+template<class T,int...i> INL F16 spread(T x,numbers<int,i...>){
+ if constexpr(tr<T>::n==1) return bc<F16>(x); else return __builtin_shufflevector(x,x,(i%tr<T>::n)...); }
+template<class T,int...i> INL T taken(F16 x,numbers<int,i...>){
+ if constexpr(tr<T>::n==1) return x[0]; else return __builtin_shufflevector(x,x,i...); }
+#define BY_SIXTEEN(name) if constexpr(tr<T>::n!=16) return taken<T>(name(spread(x,COUNT(int,16))),COUNT(int,tr<T>::n)); else
+#else
+#define PIECES 0
+#endif
+
+// == erf_: of floats by pieces or a quotient; of doubles a series beside the nearest of 762 places, filled when the unit is loaded
 namespace { struct ErfPlaces { double at[2*1024]; ErfPlaces(){ for(int i=0;i<762;i++){ const long double r=i/128.l;
  at[2*i]=__builtin_erfl(r); at[2*i+1]=1.128379167095512573896l*__builtin_expl(-r*r); } } };
 template<class T> struct erf_places { static const ErfPlaces of; }; template<class T> const ErfPlaces erf_places<T>::of; }
@@ -428,23 +453,68 @@ template<class T> INL T erf_wide(T x){ typedef typename tr<T>::I I; const double
  return sel(lt(y,bc<T>(0.125)),near,copysign_(far,x)); }
 template<class T> INL T erf_(T x){
  if constexpr(tr<T>::wide) return erf_wide(x);
+#if PIECES
+ else { BY_SIXTEEN(erf_) { const T y=capped(abs_(x),3.943f),b=y*3.92768264f+12582912.f,t=y-(b-12582912.f)*0.25460306f;
+ // In the pieces' middles the function is almost a float; the first piece is y and a polynomial, which keeps its last digit.
+ const I16 k=bits<I16>(b);
+ const T start=look_unless(F16{0.f,0.28120005f,0.5285527f,0.7199421f,0.850204f,0.92818916f,0.96925664f,0.9882792f,
+ 0.9960296f,0.9988071f,0.99968255f,0.99992526f,0.99998444f,0.99999714f,0.9999995f,0.99999994f},k,bc<I16>(0x4b400000),
+ y);
+ return copysign_(piece_(t,k,
+ F16{0.12837917f,1.057555f,0.8706559f,0.62963045f,0.3999638f,0.22317798f,0.10939002f,0.04709771f,0.0178122f,
+ 0.0059174015f,0.0017267928f,0.00044263434f,9.9665696e-5f,1.9712512e-5f,3.4247903e-6f,6.544215e-7f},
+ F16{3.1462986e-7f,-0.2692521f,-0.44334126f,-0.48090887f,-0.4073273f,-0.28410983f,-0.16711478f,-0.083934404f,
+ -0.036282547f,-0.013554712f,-0.0043920428f,-0.001233681f,-0.00030088262f,-6.3419924e-5f,-5.71309e-6f,0.f},
+ F16{-0.37614372f,-0.30683511f,-0.13975726f,0.03500856f,0.14322884f,0.1667235f,0.133721f,0.08403311f,0.043327447f,
+ 0.018741015f,0.0068866834f,0.002166927f,0.00058695173f,0.0001373792f,2.7861273e-5f,0.f},
+ F16{0.00031922787f,0.12789083f,0.18243428f,0.14599788f,0.06290191f,-0.011015894f,-0.04561023f,-0.04703276f,
+ -0.031900164f,-0.017282942f,-0.0076155327f,-0.0030115962f,-0.0010272472f,-0.00032099677f,-0.0004453303f,0.f},
+ F16{0.11081231f,0.079594396f,0.0067047155f,-0.05502868f,-0.0682129f,-0.044128507f,-0.0118946545f,0.008075381f,
+ 0.013026554f,0.009906352f,0.0053847125f,0.0023009703f,0.0008038241f,0.00023428941f,5.7694662e-5f,0.f})*t+start,x); } }
+#else
  else { x=clamp_(x,-4.f,4.f); T z=x*x;
  T p=z*0.00022905065861350646f+0.0034082910107109506f; p=p*z+0.050955695062380861f;
  p=p*z+0.18520832239976145f; p=p*z+1.128379143519084f;
  T q=z*-1.1791602954361697e-7f+0.000023547966471313185f; q=q*z+0.0010179625278914885f;
  q=q*z+0.014070470171167667f; q=q*z+0.11098505178285362f;
- q=q*z+0.49746925110067538f; q=q*z+1.f; return clamp_(x*p/q,-1.f,1.f); } }
+ q=q*z+0.49746925110067538f; q=q*z+1.f; return clamp_(x*p/q,-1.f,1.f); }
+#endif
+}
 
-// == tanh_: floats here, doubles from the library
+// == tanh_: floats here, by pieces where there are registers for that; doubles from the library
 template<class T> INL T tanh_(T x){
  if constexpr(tr<T>::wide) return tanh_library(x);
+#if PIECES
+ // Four pieces an octave of 1+|x|; the last ones are 1.
+ else { BY_SIXTEEN(tanh_) { const T y=capped(abs_(x),9.f); const I16 k=bits<I16>(y+1)>>21;
+ const T t=y-look(
+ F16{1.2460318f,1.7538513f,2.250282f,2.7536938f,3.4966195f,4.4981236f,5.503049f,6.498973f,7.996001f,9.f,9.f,9.f,0.f,
+ 0.37669867f,0.62651473f,0.8767275f},k);
+ return copysign_(piece_(t,k,
+ F16{0.84716713f,0.9418123f,0.9780384f,0.9919194f,0.99816555f,0.9997523f,0.9999668f,0.99999547f,0.99999976f,1.f,1.f,
+ 1.f,0.f,0.35983703f,0.5556477f,0.7047761f},
+ F16{0.28230774f,0.11298959f,0.04344094f,0.01609591f,0.0036656093f,0.00049538293f,6.639983e-5f,9.0600115e-6f,
+ 4.5368583e-7f,0.f,0.f,0.f,1.f,0.8705173f,0.6912557f,0.50329065f},
+ F16{-0.23916215f,-0.1064149f,-0.042486914f,-0.015965842f,-0.0036588395f,-0.0004952557f,-6.639756e-5f,-9.059772e-6f,
+ -2.5115148e-7f,0.f,0.f,0.f,-1.0652094e-6f,-0.31324434f,-0.3840946f,-0.3547072f},
+ F16{0.10852191f,0.06256605f,0.027073957f,0.010471168f,0.0024279885f,0.0003296612f,4.4215536e-5f,6.03414e-6f,
+ 3.0216668e-7f,0.f,0.f,0.f,-0.33327168f,-0.17745674f,-0.017006494f,0.08222006f},
+ F16{-0.012188616f,-0.023456732f,-0.0123168f,-0.0050649093f,-0.0012056377f,-0.00016471637f,-2.2102764e-5f,
+ -3.0184754e-6f,-6.8778087e-7f,0.f,0.f,0.f,-0.0011646721f,0.16826496f,0.1374706f,0.060285497f},
+ F16{-0.020040097f,0.003534219f,0.0039744885f,0.0019026798f,0.000493528f,6.85464e-5f,9.219374e-6f,1.2569832e-6f,
+ 6.54634e-8f,0.f,0.f,0.f,0.14299573f,0.018230006f,-0.054395378f,-0.058238804f},
+ F16{0.01506552f,0.002096839f,-0.00072553003f,-0.000543998f,-0.00015768899f,-2.2613809e-5f,-3.0817766e-6f,
+ -4.1564408e-7f,3.3493887e-7f,0.f,0.f,0.f,-0.036841083f,-0.068956025f,-0.02328796f,0.013218084f}),x); } }
+#else
  // m/(m+1), m = expm1(2|x|)/2: nothing cancels at either end. The shift leaves the exponent of 2^n alone.
  else { typedef typename tr<T>::I I; T y=abs_(x); y=sel(gt(y,bc<T>(9.1f)),bc<T>(9.1f),y);
  T t=y*2.88539008f+12583039.f; T n=t-12583039.f;
  T r=y-n*0.3466796875f; r=r+n*1.06097220e-4f; T p=r*4.42065248e-02f+1.33899926e-01f; p=p*r+3.33347112e-01f;
  p=p*r+6.66660840e-01f; p=p*r+9.99999880e-01f; p=p*(r*r)+r;
  T two=bits<T>(bits<I>(t)<<23); T m=p*two+(two*0.5f-0.5f);
- return bits<T>(bits<I>(m/(m+1))|(bits<I>(x)&(int)0x80000000)); } }
+ return bits<T>(bits<I>(m/(m+1))|(bits<I>(x)&(int)0x80000000)); }
+#endif
+}
 
 // == expm1_: half of it is r*half+(half-0.5), plus the rounding errors of these sums and the polynomial's other terms
 template<class T> INL T expm1_(T x){ if constexpr(tr<T>::wide) return expm1_library(x);

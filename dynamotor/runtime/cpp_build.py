@@ -134,11 +134,19 @@ def _without_unused(flags: Sequence[str], version: str) -> tuple[str, ...]:
     return ("-nodefaultlibs", "-lgomp", "-lm", "-lc", "-lgcc") if concerned else ()
 
 
+def _mixed(version: str) -> tuple[str, ...]:
+    """Flags that mix the operations of several vectors in one turn of a loop: GCC leaves that to processors
+    with x86-64, which look ahead less far than an `exp` is long.
+    """
+    return ("-fschedule-insns", "-fsched-pressure") if "Free Software Foundation" in version else ()
+
+
 def _options(flags: Sequence[str]) -> tuple[str, ...]:
     version = _version()
     return (
         *BASE_FLAGS,
         *flags,
+        *_mixed(version),
         *_without_faults(version),
         *_without_unused(flags, version),
         *config.cxx_flags,

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from aten_graphs import aten_graph
 
+import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.errors import UsageError
 from dynamotor.codegen import cpp, cpp_kernel
@@ -154,3 +155,61 @@ def test_an_instruction_set_that_the_processor_lacks_is_an_error(monkeypatch):
 def test_an_unknown_instruction_set_is_an_error():
     with config.patch(isa="mmx"), pytest.raises(UsageError, match="DM109"):
         cpp.flags("")
+
+
+@pytest.mark.parametrize("name", ["amax", "amin"])
+@pytest.mark.parametrize("first", [0.0, -0.0])
+def test_the_first_of_zeros_is_the_extreme(name, first):
+    """As in eager, along rows, across them, and of all elements, in vectors and behind them."""
+    for columns in (2, 64, 101):
+        x = torch.tensor([first, -first]).repeat(3, columns)[:, :columns].contiguous()
+        for fn in (
+            lambda t: getattr(t, name)(1),
+            lambda t: getattr(t, name)(),
+            lambda t: getattr(t.t().contiguous(), name)(0),
+        ):
+            assert torch.equal(dynamotor.compile(fn)(x).signbit(), fn(x).signbit())
+
+
+def test_an_extreme_with_a_nan_anywhere_is_nan():
+    for columns in (5, 64, 101, 512):
+        for at in {0, 1, columns // 2, columns - 2, columns - 1}:
+            x = torch.randn(3, columns)
+            x[1, at] = torch.nan
+            for name in ("amax", "amin"):
+                got = dynamotor.compile(lambda t, name=name: getattr(t, name)(1))(x)
+                assert torch.equal(got.isnan(), torch.tensor([False, True, False]))
+
+
+@pytest.mark.parametrize("isa", ["", "avx2"])
+def test_a_costly_map_takes_several_vectors_a_turn(isa):
+    """Their stores come last, so that the compiler may mix their operations."""
+    with config.patch(isa=isa):
+        (kernel,) = kernels(lambda x: F.gelu(x), torch.zeros(64, 512))
+        lines = text(kernel).splitlines()
+        stored = [n for n, line in enumerate(lines) if line.strip().startswith("st<")]
+        assert len(stored) == 4 and stored[-1] - stored[0] == 3
+        for size in (7, 64, 100, 4096 + 65):
+            x = torch.randn(size)
+            torch.testing.assert_close(dynamotor.compile(F.gelu)(x), F.gelu(x))
+            assert torch.equal(dynamotor.compile(F.gelu)(x[: size - 3]), dynamotor.compile(F.gelu)(x)[:-3])
+
+
+@pytest.mark.parametrize("source", [torch.int64, torch.float64])
+def test_64_bits_that_are_only_converted_take_full_vectors(source):
+    """cosh of int64 was computed in vectors of 8 floats where there are 16."""
+    with config.patch(isa="avx512"):
+        (kernel,) = kernels(lambda x: x.float().cosh(), torch.zeros(64, 512, dtype=source))
+        assert "F16" in text(kernel)
+        (kernel,) = kernels(lambda x: (x + 1).float(), torch.zeros(64, 512, dtype=source))
+        assert "F16" not in text(kernel)
+    x = (torch.randn(7, 101) * 4).to(source)
+    for fn in (
+        lambda x: x.float().exp(),
+        lambda x: x.to(torch.int8),
+        lambda x: x.bool(),
+        lambda x: x.to(torch.bfloat16) + x.float(),
+        lambda x: x[:, ::2].float().sum(1),
+        lambda x: (x.float() * 2, x.to(torch.int32)),
+    ):
+        torch.testing.assert_close(dynamotor.compile(fn)(x), fn(x))

@@ -22,6 +22,15 @@ def test_transposed(rows, columns, dtype):
         assert torch.equal(got, eager)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("rows", "columns"), [(64, 64), (70, 33), (17, 200)])
+def test_every_second_column_transposed(rows, columns, dtype):
+    x = (X(rows, 2 * columns) * 9).to(dtype)
+    for first in (0, 1):
+        function = lambda x, first=first: x[:, first::2].t().contiguous()  # noqa: E731
+        assert torch.equal(dynamotor.compile(function)(x), function(x))
+
+
 def test_several_transposed_operands_share_a_tile():
     x, y, z = X(4, 50, 70), X(4, 50, 70), X(70)
 

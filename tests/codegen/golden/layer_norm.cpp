@@ -4,7 +4,6 @@ extern "C" void kernel(void**P, const i64*ints) {
     float*p2 = (float*)P[2];
     for (i64 task = 0; task<5; task++) {
         const i64 o0 = task;
-        float a0s = bc<float>(0.0f);
         F8 a0_0 = bc<F8>(0.0f);
         {
             i64 n0 = 0;
@@ -13,10 +12,8 @@ extern "C" void kernel(void**P, const i64*ints) {
                 a0_0 = a0_0+v1;
             }
         }
-        const float v2 = a0s+hsum(a0_0);
-        float a1s = bc<float>(0.0f);
+        const float v2 = hsum(a0_0);
         F8 a1_0 = bc<F8>(0.0f);
-        float a2s = bc<float>(0.0f);
         F8 a2_0 = bc<F8>(0.0f);
         const float v4 = v2/32.0f;
         {
@@ -29,8 +26,8 @@ extern "C" void kernel(void**P, const i64*ints) {
                 a2_0 = a2_0+v5;
             }
         }
-        const float v7 = a1s+hsum(a1_0);
-        const float v8 = a2s+hsum(a2_0);
+        const float v7 = hsum(a1_0);
+        const float v8 = hsum(a2_0);
         const int v11 = lt(v7, (__builtin_inff()));
         const float v12 = v8/32.0f;
         const float v13 = v12*v8;

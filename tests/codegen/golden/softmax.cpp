@@ -4,7 +4,6 @@ extern "C" void kernel(void**P, const i64*ints) {
     float*p2 = (float*)P[2];
     for (i64 task = 0; task<6; task++) {
         const i64 o0 = task;
-        float a0s = bc<float>((-__builtin_inff()));
         F8 a0_0 = bc<F8>((-__builtin_inff()));
         {
             i64 n0 = 0;
@@ -13,12 +12,11 @@ extern "C" void kernel(void**P, const i64*ints) {
                 const F8 v2 = v1*bc<F8>(0.125f);
                 const F8 v3 = ld<F8>(p1+n0);
                 const F8 v4 = rounded_(v2)+v3;
-                a0_0 = max_(a0_0, v4);
+                a0_0 = max_(v4, a0_0);
             }
         }
-        const float v5 = max_(a0s, hmax(a0_0));
+        const float v5 = hmax(a0_0);
         float s0_[40] __attribute__((aligned(64)));
-        float a2s = bc<float>(0.0f);
         F8 a2_0 = bc<F8>(0.0f);
         {
             i64 n0 = 0;
@@ -33,7 +31,7 @@ extern "C" void kernel(void**P, const i64*ints) {
                 a2_0 = a2_0+v11;
             }
         }
-        const float v12 = a2s+hsum(a2_0);
+        const float v12 = hsum(a2_0);
         const float v14 = 1.0f/v12;
         {
             i64 n0 = 0;
