@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..base.config import config
-from ..base.events import counters, fall_back
+from ..base.events import counters, log
 from ..base.narrowing import checked
 from ..graph.attention_masks import ATTENTION, Attention, attention_call
 from ..graph.index_formulas import Condition, NoFormula, Position, Read, atoms
@@ -40,9 +40,10 @@ def use_blocks(gm: torch.fx.GraphModule, visible: Mapping[Node, Condition]) -> N
         reads = sorted({atom.node for atom in atoms(condition) if type(atom) is Read}, key=str)
         try:
             text = _text(call, condition, reads)
-        except (NoFormula, Decline) as why:
-            fall_back("attention", what="op", name="attention", reason=f"its mask is a matrix: {why}")
+        except (NoFormula, Decline) as error:
+            log("passes", lambda why=str(error): f"an attention mask stays a matrix: {why}")
             continue
+        log("passes", lambda text=text: f"an attention mask in blocks: {text}")
         counters["attention masks"].update(kept=-1, blocks=1)
         _replace(call, text, reads, made)
     gm.recompile()
