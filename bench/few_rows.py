@@ -7,7 +7,7 @@ the library's in a CUDA graph, by shape, rows and kind of weights, and under oth
     python -m bench few_rows --device cpu --small                          # seconds, on any machine
 
 GB/s are those of the stored weights with their scales. A call multiplies with many weights in turn, more memory
-than a cache holds.
+than a cache holds; several calls are timed together, or the host's part of each would count.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from bench.numerics import relative_error
 from bench.tool import write_json
 from bench.ways import timed
 from dynamotor.base.config import config
+from dynamotor.codegen import triton_plan
 from dynamotor.lower import few_rows
 from dynamotor.tools.tables import render
 
@@ -43,14 +44,20 @@ TOLERANCE = {torch.bfloat16: 2e-2, torch.float16: 4e-3}
 
 
 class Products(nn.Module):
-    """Products of x with each of the weights."""
+    """Products with each of the weights, one after the other as in a model: of the result before, or of rows of
+    its own where that has another size. Products of the same rows would become one launch.
+    """
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([layer(x) for layer in self.layers], 1)
+    def forward(self, *x: torch.Tensor) -> list[torch.Tensor]:
+        found: list[torch.Tensor] = []
+        for n, layer in enumerate(self.layers):
+            given = x[n % len(x)]
+            found.append(layer(found[-1] if found and found[-1].shape == given.shape else given))
+        return found
 
 
 def layers_of(weights: str, inner: int, outputs: int, count: int, bias: bool, device: str) -> Products:
@@ -69,27 +76,32 @@ def stored_bytes(model: nn.Module) -> int:
 
 @contextlib.contextmanager
 def cut_as(cut: str) -> Iterator[None]:
-    """Products are cut by the rule with these changes; "one=1": a single row of bytes is a product too."""
+    """Products are cut by the rule with these changes; "one=1": a single row of bytes is a product too;
+    "bytes=1024": so many of them a program sums.
+    """
     changes = {key: int(value) for key, value in (word.split("=") for word in cut.split(",") if word)}
-    real, fewest = few_rows.cut_of, few_rows.FEWEST_NARROW
+    real, fewest, tuning = few_rows.cut_of, few_rows.FEWEST_NARROW, triton_plan.DEFAULT
     few_rows.FEWEST_NARROW = 1 if changes.pop("one", fewest == 1) else 2
+    if "bytes" in changes:
+        object.__setattr__(tuning, "bytes", changes.pop("bytes"))  # it is a default of functions
     few_rows.cut_of = lambda *given, **more: replace(real(*given, **more), **changes)  # type: ignore[assignment]
     try:
         yield
     finally:
         few_rows.cut_of, few_rows.FEWEST_NARROW = real, fewest
+        object.__setattr__(tuning, "bytes", triton_plan.GpuTuning().bytes)
 
 
-def compiled(model: nn.Module, device: str) -> Callable[[torch.Tensor], torch.Tensor]:
+def compiled(model: nn.Module, device: str) -> Callable[..., list[torch.Tensor]]:
     """The model compiled; on a CPU its kernels run in Triton's interpreter."""
     dynamotor.reset()
     if device == "cuda":
         return dynamotor.compile(model, mode=MODE)  # type: ignore[no-any-return]
     call = dynamotor.compile(model)
 
-    def interpreted(x: torch.Tensor) -> torch.Tensor:
+    def interpreted(*x: torch.Tensor) -> list[torch.Tensor]:
         with config.patch(target="triton"):
-            return call(x)  # type: ignore[no-any-return]
+            return call(*x)  # type: ignore[no-any-return]
 
     return interpreted
 
@@ -112,11 +124,10 @@ def check(weights: str, rows: int, inner: int, outputs: int, bias: bool, device:
     model = layers_of(weights, inner, outputs, 1, bias, device)
     call, errors, same = compiled(model, device), [], True
     for _ in range(4 if device == "cuda" else 1):
-        x = torch.randn(
-            rows, inner, device=device, dtype=torch.float16 if weights == "f16" else torch.bfloat16
-        )
-        result = call(x).clone()
-        same = same and torch.equal(result, call(x))
+        dtype = torch.float16 if weights == "f16" else torch.bfloat16
+        x = torch.randn(rows, inner, device=device, dtype=dtype)
+        result = call(x)[0].clone()
+        same = same and torch.equal(result, call(x)[0])
         errors.append(relative_error(result, exact(model.layers[0], x)))
     return {"error": max(errors), "ok": same and max(errors) < TOLERANCE[x.dtype]}
 
@@ -146,18 +157,25 @@ def measure(
     one = stored_bytes(layers_of(weights, inner, outputs, 1, False, args.device))
     count = 2 if args.small else max(4, min(64, BYTES // one))
     model = layers_of(weights, inner, outputs, count, False, args.device)
-    x = torch.randn(rows, inner, device=args.device, dtype=torch.bfloat16)
+    different = 1 if inner == outputs else count
+    x = [torch.randn(rows, inner, device=args.device, dtype=torch.bfloat16) for _ in range(different)]
     with cut_as(cut):
         if way == "torch.compile":
             call = torch.compile(model, mode=MODE)
         elif way == "library":
-            call = graphed(model, x) if args.device == "cuda" else model
+            call = graphed(lambda _: model(*x), x[0]) if args.device == "cuda" else model
         else:
             call = compiled(model, args.device)
         for _ in range(5 if args.device == "cuda" else 1):
-            result = call(x)
-    error = relative_error(result[:, :outputs], exact(model.layers[0], x))
-    low, middle, high = quartiles([1e3 * t / count for t in timed(lambda: call(x), args.times, args.device)])
+            result = call(*x)
+    error = relative_error(result[0], exact(model.layers[0], x[0]))
+
+    def calls() -> None:  # several, so that the host runs ahead
+        for _ in range(args.calls):
+            call(*x)
+
+    times = [1e3 * t / count / args.calls for t in timed(calls, args.times, args.device)]
+    low, middle, high = quartiles(times)
     row = {"weights": weights, "shape": shape, "rows": rows, "way": way, "cut": cut}
     return row | {"us": [low, middle, high], "GB/s": one / middle / 1e3, "error": error}
 
@@ -196,6 +214,7 @@ def main() -> int:
         for r in shown
     ]
     print(render(lines, ("weights", "inner x outputs", "rows", "way", "cut", "us", "GB/s")))
+    print(f"largest error {max((r['error'] for r in shown), default=0.0):.4f}")
     return int(len(shown) < len(found))
 
 
@@ -211,8 +230,20 @@ def _rows(args: argparse.Namespace) -> Iterator[Callable[[], dict[str, Any]]]:
     for shape in args.shapes.split(","):
         for weights in args.weights.split(","):
             for rows in map(int, args.rows.split(",")):
-                for way, cut in (*ways, *cuts):
-                    yield functools.partial(measure, weights, shape, rows, way, cut, args)
+                here = [("ours", found) for _, cut in cuts if (found := _cut_for(cut, weights, rows))]
+                for way, cut in (*ways, *here):
+                    if way != "library" or weights == "bf16" or args.small:  # no library reads bytes
+                        yield functools.partial(measure, weights, shape, rows, way, cut, args)
+
+
+def _cut_for(cut: str, weights: str, rows: int) -> str:
+    """The changes of "int8,8,outputs=32", which are for these weights and rows; "" for others."""
+    words = cut.split(",")
+    only = {word for word in words if "=" not in word}
+    kinds, numbers = {w for w in only if not w.isdigit()}, {w for w in only if w.isdigit()}
+    if kinds and weights not in kinds or numbers and str(rows) not in numbers:
+        return ""
+    return ",".join(word for word in words if "=" in word)
 
 
 def _arguments() -> argparse.Namespace:
@@ -226,8 +257,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--weights", default="bf16,int8,int4", help="of bf16, int8, int4")
     parser.add_argument("--shapes", default=SHAPES, help="inner x outputs, ...")
     parser.add_argument("--ways", default="ours,library", help="of ours, library, torch.compile")
-    parser.add_argument("--cuts", default="", help='changes of the rule: "outputs=32,inner=256;stages=5"')
+    parser.add_argument("--cuts", default="", help='changes of the rule: "outputs=32,inner=256;int8,1,one=1"')
     parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--calls", type=int, default=10, help="between two waits for the device")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds after which no row is begun")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="two layers, few checks")

@@ -238,6 +238,7 @@ class TileEmitter:
             )
             inner = self.open(row, bound, masks, row.indent)
             inner.lines = row.lines
+            self._load_ahead(row)
         for phase in self.kernel.phases:
             if not plan.looped:
                 for s in phase.inner:
@@ -246,6 +247,19 @@ class TileEmitter:
                 self._loop(phase, row)
             for s in phase.row:
                 self._statement(s, row)
+
+    def _load_ahead(self, row: TileScope) -> None:
+        """Loads of a row's own numbers behind its sums, before these: the program waits for memory once."""
+        kernel = self.kernel
+        later = [*(s for p in kernel.phases for s in p.row), *kernel.final, *kernel.final_once]
+        written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
+        exprs = list(walk(*roots(*later)))
+        if any(e.op in ("masked", "wrap_index") for e in exprs):
+            return
+        for e in exprs:
+            if e.op == "load" and e.args[0] not in written and e.args[1].is_affine:
+                if all(v in row.bound for v in e.args[1].vars()):
+                    self.body.value(e, row)
 
     def _loop(self, phase: Phase, row: TileScope) -> None:
         """One pass in tiles of r."""

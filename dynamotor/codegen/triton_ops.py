@@ -16,6 +16,7 @@ import torch
 
 from ..graph.sizes import Dim, Size, divides
 from ..lower.ir import BOOL, COMPUTE_TYPE, F32, F64, I32, I64, Expr, neutral
+from ..lower.whole_ranges import range_of
 from .scopes import no_text
 
 COMPUTE = {F32: "tl.float32", F64: "tl.float64", I32: "tl.int32", I64: "tl.int64", BOOL: "tl.int1"}
@@ -98,6 +99,11 @@ def maximum(a, b):
 @triton.jit
 def minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+@triton.jit
+def float_of_byte(x):
+    """A small integer as the last bits of 1.5 * 2 ** 23: conversions of bytes have few lanes."""
+    return (x + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0
 
 @triton.jit
 def plus(a, b):
@@ -260,6 +266,8 @@ def operation(e: Expr, operands: list[str]) -> str:
     """Text of e over its operands' names."""
     name, source = e.op, e.args[0].dtype if e.args and isinstance(e.args[0], Expr) else e.dtype
     if name == "cast":
+        if e.dtype is F32 and source is I32 and _is_byte(e.args[0]):
+            return f"float_of_byte({operands[0]})"
         return f"({operands[0]} != 0)" if e.dtype is BOOL else f"{operands[0]}.to({COMPUTE[e.dtype]})"
     if name == "round_to":
         return f"{operands[0]}.to({MEMORY[e.args[1]]}).to({COMPUTE[COMPUTE_TYPE[e.args[1]]]})"
@@ -277,6 +285,12 @@ def operation(e: Expr, operands: list[str]) -> str:
     if text is None:
         raise no_text(name, "Triton", "triton_ops.py")
     return text.format(*operands)
+
+
+def _is_byte(e: Expr) -> bool:
+    """Whether an integer is within those of bytes, with or without sign."""
+    found = range_of(e)
+    return found is not None and e.op != "const" and found[0] >= -128 and found[1] <= 255
 
 
 def word_test(e: Expr) -> tuple[Expr, str] | None:

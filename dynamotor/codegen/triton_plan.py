@@ -63,6 +63,7 @@ class GpuTuning:
     shared: int = 200_000  # bytes of shared memory of a multiprocessor that they may take
     columns: int = 128  # columns of a tile that is summed across alone
     one_warp: int = 256  # lanes up to which a row without vectors is left to one warp
+    bytes: int = 8192  # that a program sums of rows in bytes: to start one takes as long as to read some
 
 
 WIDE_FROM = (1 << 31) - (1 << 24)  # positions from here on need 64 bits
@@ -364,8 +365,12 @@ def row_plan(kernel: Kernel) -> LaunchPlan | None:
         return None
     if len(kernel.phases) != 1 or any(s.across for s in kernel.statements() if isinstance(s, Reduce)):
         return None
-    plan = Planner(_no_buffer, DEFAULT).tile(kernel, *_axes(kernel))
-    return plan if plan.form == "rows" and plan.x.block == 1 and not plan.looped else None
+    # Together they have programs enough: sums of many and of few rows take tiles of one kind.
+    for tuning in (replace(DEFAULT, programs=DEFAULT.programs // 8), DEFAULT):
+        plan = Planner(_no_buffer, tuning).tile(kernel, *_axes(kernel))
+        if plan.form == "rows" and not plan.looped and (plan.x.block == 1 or plan.x.exact):
+            return plan
+    return None
 
 
 def _no_buffer(spec: TensorSpec) -> str:
@@ -425,10 +430,14 @@ class Planner:
             return self.strided_tile(kernel, x, r, form)
         rows, row = _count(x), _count(r)
         passes = sum(1 for p in kernel.phases if p.inner)
-        looped = row > self.tuning.whole_row or (passes == 1 and row > self.tuning.loop_tile)
+        in_bytes = passes == 1 and form == "rows" and max(_places(kernel, x, r)[0], default=4) == 1
+        longest = self.tuning.bytes if in_bytes else self.tuning.loop_tile
+        looped = row > self.tuning.whole_row or (passes == 1 and row > longest)
         r_block = self.loop_tile(row) if looped else power_of_two(row)
-        x_block = _rows_of_tile(rows, max(1, 1024 // r_block), self.tuning.programs)
-        each = self.tuning.loop_warp if looped else 512
+        in_bytes = in_bytes and not looped and r_block >= 512
+        most = self.tuning.bytes if in_bytes else 1024
+        x_block = _rows_of_tile(rows, max(1, most // r_block), self.tuning.programs)
+        each = self.tuning.loop_warp if looped else 2048 if in_bytes and x_block * r_block >= 4096 else 512
         if looped and passes == 1 and max(_places(kernel, x, r)[0], default=4) <= 2:
             each //= 2  # a thread's 16 bytes
         warps = min(

@@ -57,7 +57,11 @@ def cut_of(rows: int, itemsize: int = 2, numbers: int = 1) -> FewRowsCut:
     are in one.
     """
     inner = 256 // itemsize >> (numbers - 1).bit_length()
-    return FewRowsCut(inner=inner, stages=3 if rows > 32 else 4, least=256 // numbers)
+    stages = 3 if rows > 32 else 4
+    if itemsize > 1:  # small tiles: five programs share a multiprocessor, all of their loads in flight
+        return FewRowsCut(inner=inner // 2, stages=stages)
+    outputs, warps = (32, 2) if rows <= 16 else (64, 4)
+    return FewRowsCut(outputs, inner, warps, stages, least=256 // numbers)
 
 
 def part_products_of_few_rows(gm: fx.GraphModule, info: GraphInfo) -> None:
@@ -73,7 +77,8 @@ def part_products_of_few_rows(gm: fx.GraphModule, info: GraphInfo) -> None:
             with gm.graph.inserting_before(node):
                 columns = columns_of(gm.graph, w) if narrow else [w]
                 rows = apart(gm.graph, x, len(columns), known)
-                take_place(_sum_of_parts(gm.graph, rows, columns, bias, spec_of(node).dtype), node)
+                cut = cut_of(int(spec_of(x).shape[0]), 1 if narrow else 2, len(columns))
+                take_place(_sum_of_parts(gm.graph, rows, columns, bias, spec_of(node).dtype, cut), node)
 
 
 def _is_few(spec: TensorSpec, x: fx.Node, w: fx.Node, fewest: int) -> bool:
@@ -92,11 +97,15 @@ def _lies_by_vectors(w: fx.Node) -> bool:
 
 
 def _sum_of_parts(
-    graph: fx.Graph, x: fx.Node, columns: list[fx.Node], bias: list[fx.Node], dtype: torch.dtype
+    graph: fx.Graph,
+    x: fx.Node,
+    columns: list[fx.Node],
+    bias: list[fx.Node],
+    dtype: torch.dtype,
+    cut: FewRowsCut,
 ) -> fx.Node:
     """The product as a sum of parts, rounded once."""
-    _, rows, inner = (int(n) for n in spec_of(x).shape)
-    parts = cut_of(rows, numbers=len(columns)).parts(int(spec_of(columns[0]).shape[1]), inner)
+    parts = cut.parts(int(spec_of(columns[0]).shape[1]), int(spec_of(x).shape[2]))
     product = call(graph, torch.ops.dynamotor.few_rows_product.default, x, columns, parts)
     terms = [call(graph, aten.select.int, product, 0, n) for n in range(parts)]
     terms += [call(graph, aten._to_copy.default, addend, dtype=torch.float32) for addend in bias]

@@ -15,6 +15,7 @@ from dynamotor.base.config import config
 from dynamotor.base.events import collect, counters
 from dynamotor.codegen.gpu_kernels import job_of
 from dynamotor.codegen.gpu_program import GpuProgram
+from dynamotor.codegen.triton_plan import DEFAULT
 from dynamotor.lower import few_rows as rule
 from dynamotor.runtime.triton_build import start_kernel, stop_workers
 
@@ -240,6 +241,61 @@ def test_bytes_that_change_later_are_read_before():
     assert torch.equal(given, w + 1)
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8])
+def test_every_byte_becomes_its_own_number(dtype):
+    info = torch.iinfo(dtype)
+    w = torch.arange(info.min, info.max + 1).to(dtype)
+
+    def numbers(w):
+        return w.float(), (w & 15).half(), (w >> 4).float(), (w.int() * 2).float(), (w.int() + 300).float()
+
+    with torch.no_grad(), collect("code") as events:
+        for got, want in zip(dynamotor.compile(numbers)(w), numbers(w), strict=True):
+            assert torch.equal(got, want)
+    assert "float_of_byte" in events[0].data["triton"]
+
+
+@pytest.mark.parametrize(
+    "outputs, inner", [(2113, 1024), (2112, 1000), (1060, 4096), (40, 8192), (600, 9000)]
+)
+@pytest.mark.parametrize("rows", ["several", "one"])
+def test_one_row_of_bytes_sums_several_rows_in_a_program(outputs, inner, rows):
+    w, s, b = integers(-127, 128, outputs, inner), randn(outputs).abs() / 100, randn(outputs)
+
+    def layer(x, w, s, b):
+        return F.linear(x, w.to(x.dtype)) * s + b
+
+    with tool.cut_as("" if rows == "several" else "bytes=1024"):
+        text = run(layer, randn(1, inner), w, s, b, in_parts=0)
+    assert "mm(" not in text and text.count("k0(") == 1 and "k1(" not in text
+
+
+def test_equal_sums_of_several_rows_of_bytes_are_one_launch():
+    weights = [integers(-127, 128, outputs, 1024) for outputs in (512, 2048, 512, 3072)]
+    scales = [randn(len(w)).abs() / 100 for w in weights]
+
+    def layers(x, *given):
+        return torch.cat([F.linear(x, w.to(x.dtype)) * s for w, s in zip(given[:4], given[4:])], 1)
+
+    text = run(layers, randn(1, 1024), *weights, *scales, in_parts=0)
+    assert "4 times" in text
+
+
+def test_a_rows_own_numbers_that_the_kernel_writes_are_read_behind_it():
+    def function(x, total, scale):
+        total.mul_(2)
+        scale.add_((x * total).sum(1, keepdim=True))
+        return x.sum(1, keepdim=True) * scale + total
+
+    given = [torch.randn(70, 96), torch.randn(70, 1), torch.randn(70, 1)]
+    copies = [t.clone() for t in given]
+    with torch.no_grad():
+        got, want = dynamotor.compile(function)(*given), function(*copies)
+    torch.testing.assert_close(got, want)
+    for ours, eager in zip(given, copies, strict=True):
+        torch.testing.assert_close(ours, eager)
+
+
 def test_parts_fill_the_gpu_and_divide_the_sums():
     cut = rule.FewRowsCut()
     for outputs in (512, 2048, 8192, 128256):
@@ -266,9 +322,10 @@ def test_the_library_computes_parts_where_no_template_is(monkeypatch):
 def test_the_benchs_layers_are_those_that_it_checks():
     for weights, rows in (("bf16", 8), ("f16", 3), ("int8", 8), ("int4", 8), ("int4", 1)):
         assert tool.check(weights, rows, 512, OUTPUTS, rows == 3, "cpu")["ok"]
-    with tool.cut_as("one=1,outputs=32,inner=64"):
+    with tool.cut_as("one=1,outputs=32,inner=64,bytes=1024"):
+        assert DEFAULT.bytes == 1024
         assert tool.check("int4", 1, 512, OUTPUTS, False, "cpu")["ok"]
-    assert rule.FEWEST_NARROW == 2
+    assert rule.FEWEST_NARROW == 2 and DEFAULT.bytes == 8192
 
 
 @pytest.mark.slow
