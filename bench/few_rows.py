@@ -34,7 +34,7 @@ from bench.numerics import relative_error
 from bench.tool import write_json
 from bench.ways import timed
 from dynamotor.base.config import config
-from dynamotor.codegen import triton_plan
+from dynamotor.codegen import triton_batch, triton_plan
 from dynamotor.lower import few_rows
 from dynamotor.tools.tables import render
 
@@ -77,11 +77,13 @@ def stored_bytes(model: nn.Module) -> int:
 @contextlib.contextmanager
 def cut_as(cut: str) -> Iterator[None]:
     """Products are cut by the rule with these changes; "one=1": a single row of bytes is a product too;
-    "bytes=1024": so many of them a program sums.
+    "bytes=1024": so many of them a program sums; "joined=1": products of different rows may share a launch.
     """
     changes = {key: int(value) for key, value in (word.split("=") for word in cut.split(",") if word)}
     real, fewest, tuning = few_rows.cut_of, few_rows.FEWEST_NARROW, triton_plan.DEFAULT
     few_rows.FEWEST_NARROW = 1 if changes.pop("one", fewest == 1) else 2
+    most = triton_batch.MOST_PROGRAMS
+    triton_batch.MOST_PROGRAMS = most if changes.pop("joined", 0) else 0
     if "bytes" in changes:
         object.__setattr__(tuning, "bytes", changes.pop("bytes"))  # it is a default of functions
     few_rows.cut_of = lambda *given, **more: replace(real(*given, **more), **changes)  # type: ignore[assignment]
@@ -90,6 +92,7 @@ def cut_as(cut: str) -> Iterator[None]:
     finally:
         few_rows.cut_of, few_rows.FEWEST_NARROW = real, fewest
         object.__setattr__(tuning, "bytes", triton_plan.GpuTuning().bytes)
+        triton_batch.MOST_PROGRAMS = most
 
 
 def compiled(model: nn.Module, device: str) -> Callable[..., list[torch.Tensor]]:

@@ -1,5 +1,5 @@
 """Equal maps over small buffers, and equal sums of rows, as one launch: updates of parameters, casts of
-weights, counters; products of one row with several weights.
+weights, counters; products of one row or of few with several weights.
 
 Maps whose drafts have the same text but for marked numbers become one function: each program finds its item
 by a tree of comparisons, which gives it the item's pointers and numbers, and runs the text once. Steps move
@@ -12,7 +12,7 @@ that can run by then run with it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..base.events import counters
@@ -29,6 +29,7 @@ from .triton_sizes import NUMBERS, constant_of, settle
 
 SMALL = 1 << 20  # elements up to which a launch costs a map as much as its memory does
 SMALL_SUMS = 1 << 22  # of sums of rows: from here on they fill the GPU
+MOST_PROGRAMS = 1 << 11  # of a product of few rows
 FEWEST = 4  # maps of a kind for which it pays to build another function
 BLOCK = 1024  # elements that a program takes
 MOST_POINTERS = 480  # parameters of a launch are 4 kB
@@ -65,16 +66,20 @@ def _item(step: Step, program: Program) -> _Item | None:
     if not isinstance(step, TritonStep) or step.function is None or step.partial:
         return None
     function, kernel = step.function, step.kernel
-    if function.checks or function.scratch or function.fallback or kernel is None:
+    if function.checks or function.scratch or function.fallback and not step.in_parts:
         return None
-    plan = _plan(kernel)
-    if plan is None:
+    if step.in_parts:
+        if int(function.grid) > MOST_PROGRAMS:
+            return None
+        draft = function
+    elif kernel is None or (plan := _plan(kernel)) is None:
         return None
-    draft = draft_piece(LaunchPiece(kernel, plan, {}))
+    else:
+        draft = draft_piece(LaunchPiece(kernel, plan, {}))
     parts = NUMBERS.split(draft.source)
     buffers = (program.buffers[name] for name in step.args)
     nbytes = sum(b.spec.extent * b.spec.dtype.itemsize for b in buffers if b.kind == "temp")
-    return _Item(step, draft, (*parts[::2], draft.signature), tuple(parts[1::2]), nbytes)
+    return _Item(step, draft, (*parts[::2], draft.signature, step.ints), tuple(parts[1::2]), nbytes)
 
 
 def _plan(kernel: Kernel) -> LaunchPlan | None:
@@ -175,32 +180,8 @@ def _in_order(program: Program, items: Sequence[_Item | None]) -> Iterator[list[
 # -- one launch ----------------------------------------------------------------------------------------------
 def _one_launch(items: Sequence[_Item]) -> TritonStep:
     """The step that runs these maps."""
-    steps, draft = [item.step for item in items], items[0].draft
-    pointers: dict[str, str] = {}
-    kinds: list[str] = []
-    for step in steps:
-        for name, kind in zip(step.args, draft.signature, strict=True):
-            if name not in pointers:
-                pointers[name] = f"a{len(pointers)}"
-                kinds.append(kind)
-    columns, texts = _columns(items)
-    chosen = {
-        f"p{k}": [pointers[name] for name in names]
-        for k, names in enumerate(zip(*(step.args for step in steps), strict=True))
-    } | columns
-    grids = [int(item.draft.grid) for item in items]
-    starts = [sum(grids[:n]) for n in range(len(grids) + 1)]
-    lines = ["at = tl.program_id(0)"]
-    lines += [f"{name} = {values[0]}" for name, values in chosen.items() if len(set(values)) == 1]
-    several = {name: values for name, values in chosen.items() if len(set(values)) > 1}
-    lines += _tree(starts, several, 0, len(items))
-    parts = NUMBERS.split(draft.source)
-    parts[1::2] = texts
-    body = "".join(parts).split("\n", 3)[3]  # behind the decorator, the head, and the number of the program
-    head = f"@triton.jit\ndef {draft.name}({', '.join(pointers.values())}):\n"
-    text = head + "".join(f"    {line}\n" for line in lines) + body
-    whole = replace(draft, source=text, signature=tuple(kinds), grid=starts[-1])
-    function = settle(whole)
+    steps = [item.step for item in items]
+    pointers = {name: f"a{n}" for n, name in enumerate(dict.fromkeys(a for step in steps for a in step.args))}
     counters["kernels"]["in batches"] += len(items)
     used = Counter(name for step in steps for name in dict.fromkeys(step.args))
     return replace(
@@ -210,10 +191,39 @@ def _one_launch(items: Sequence[_Item]) -> TritonStep:
         reads=tuple(dict.fromkeys(name for step in steps for name in step.reads)),
         writes=tuple(dict.fromkeys(name for step in steps for name in step.writes)),
         inplace=tuple(pair for step in steps for pair in step.inplace if used[pair[1]] == 1),
-        ints=(),
         note=f"{len(items)} times: {steps[0].note}",
-        function=function,
+        function=_function(items, pointers),
     )
+
+
+def _function(items: Sequence[_Item], pointers: Mapping[str, str]) -> TritonFunction:
+    """The function of one launch, and of that for other pointers."""
+    steps, draft = [item.step for item in items], items[0].draft
+    kinds = {name: kind for step in steps for name, kind in zip(step.args, draft.signature, strict=False)}
+    numbers = draft.signature[len(steps[0].args) :]
+    chosen = {
+        f"p{k}": [pointers[name] for name in names]
+        for k, names in enumerate(zip(*(step.args for step in steps), strict=True))
+    }
+    columns, texts = _columns(items)
+    chosen |= columns
+    grids = [int(item.draft.grid) for item in items]
+    starts = [sum(grids[:n]) for n in range(len(grids) + 1)]
+    lines = ["at = tl.program_id(0)"]
+    lines += [f"{name} = {values[0]}" for name, values in chosen.items() if len(set(values)) == 1]
+    several = {name: values for name, values in chosen.items() if len(set(values)) > 1}
+    lines += _tree(starts, several, 0, len(items))
+    parts = NUMBERS.split(draft.source)
+    parts[1::2] = texts
+    body = "".join(parts).split("\n", 3)[3]  # behind the decorator, the head, and the number of the program
+    arguments = ", ".join([*pointers.values(), *(f"s{n}" for n in range(len(numbers)))])
+    text = (
+        f"@triton.jit\ndef {draft.name}({arguments}):\n" + "".join(f"    {line}\n" for line in lines) + body
+    )
+    signature = (*(kinds[name] for name in pointers), *numbers)
+    others = [replace(item, draft=other) for item in items if (other := item.draft.fallback) is not None]
+    fallback = _function(others, pointers) if others else None
+    return settle(replace(draft, source=text, signature=signature, grid=starts[-1], fallback=fallback))
 
 
 def _columns(items: Sequence[_Item]) -> tuple[dict[str, list[str]], list[str]]:

@@ -316,7 +316,15 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     reads = tuple(name for name in names if name in operands | loaded)
     note = site.label()
     return TritonStep(
-        None, (*names, *scratch), reads, writes, inplace, product.numbers, note, function=function
+        None,
+        (*names, *scratch),
+        reads,
+        writes,
+        inplace,
+        product.numbers,
+        note,
+        function=function,
+        in_parts=product.in_parts,
     )
 
 

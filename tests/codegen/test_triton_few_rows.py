@@ -281,6 +281,38 @@ def test_equal_sums_of_several_rows_of_bytes_are_one_launch():
     assert "4 times" in text
 
 
+def test_equal_products_of_few_rows_are_one_launch():
+    weights = [randn(1032, 512, scale=1 / 24) for _ in range(4)]
+    numbers = [integers(-127, 128, OUTPUTS, 512) for _ in range(4)]
+
+    def layers(x, *weights):
+        found = [F.linear(x, w.to(x.dtype)) for w in weights]
+        return torch.cat([found[0].sigmoid() * found[1], found[2], found[3]], 1)
+
+    for given in (weights, numbers):
+        text = run(layers, randn(9, 512), *given, in_parts=4)
+        assert "4 times: " in text and text.count("in parts") == 1
+    whole = [randn(1032 * 512 + 1, scale=1 / 24) for _ in range(4)]  # one lies between vectors
+    apart = [w[n == 1 :][: 1032 * 512].view(1032, 512) for n, w in enumerate(whole)]
+    run(layers, randn(9, 512), *apart, in_parts=4)
+
+
+def test_products_of_few_rows_wait_for_one_another():
+    weights = [randn(512, 512, scale=1 / 24) for _ in range(8)]
+
+    def chain(x, *weights):
+        for first, second in zip(weights[::2], weights[1::2], strict=True):
+            x = F.linear(x, first) + F.linear(x, second).relu()
+        return x
+
+    with torch.no_grad(), collect("code") as events:
+        got = dynamotor.compile(chain)(randn(5, 512), *weights)
+    assert got.shape == (5, 512) and "times" not in events[0].data["python"]  # too small for parts
+    weights = [randn(1024, 1024, scale=1 / 32) for _ in range(8)]
+    text = run(chain, randn(5, 1024), *weights, in_parts=8)
+    assert text.count("2 times: ") == 4
+
+
 def test_a_rows_own_numbers_that_the_kernel_writes_are_read_behind_it():
     def function(x, total, scale):
         total.mul_(2)
