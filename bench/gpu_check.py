@@ -1,7 +1,7 @@
 """Are kernels and models right on this machine's GPU? Writes JSON as it goes; tools/gpu_bench measures how
 fast they are.
 
-python -m bench.gpu_check --json gpu.json --sections kernels,dropout,graphs,templates,sizes,models
+python -m bench.gpu_check --json gpu.json --sections kernels,dropout,graphs,templates,masks,sizes,models
 
 Each section survives the failure of its rows; a row that failed says why.
 """
@@ -23,7 +23,7 @@ from dynamotor.api import compile as compile_, reset
 from dynamotor.base.config import config
 from dynamotor.base.events import counters, phase_seconds
 
-from . import gpu_graph_checks, gpu_size_checks, gpu_template_checks, models
+from . import gpu_graph_checks, gpu_mask_checks, gpu_size_checks, gpu_template_checks, models
 from .numerics import Errors, largest_error
 
 SMALL_MODELS = (
@@ -281,7 +281,7 @@ def main() -> int:
     """Run the sections; 0 when every checked row is right."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu_check")
     parser.add_argument("--json", help="file for the figures")
-    parser.add_argument("--sections", default="kernels,dropout,graphs,templates,sizes,large,models")
+    parser.add_argument("--sections", default="kernels,dropout,graphs,templates,masks,sizes,large,models")
     parser.add_argument("--strict", action="store_true", help="raise instead of falling back")
     parser.add_argument("--models", default=",".join(SMALL_MODELS), help="'all': every one of models.txt")
     parser.add_argument(
@@ -308,6 +308,7 @@ def main() -> int:
         "graphs": lambda: check_graphs(device),
         "large": lambda: check_large(device),
         "templates": lambda: {name: row(name, work) for name, work in gpu_template_checks.rows(device)},
+        "masks": lambda: {name: row(name, work) for name, work in gpu_mask_checks.rows(device)},
         "sizes": lambda: {name: row(name, work) for name, work in gpu_size_checks.rows(device)},
     }
     report: dict[str, Any] = {
