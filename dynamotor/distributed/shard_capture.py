@@ -56,6 +56,7 @@ _LASTING: tuple[tuple[str, Callable[[Any], bool]], ...] = (
 _CHANGING: tuple[tuple[str, Callable[[Any], bool]], ...] = (
     ("parameters are gathered already", lambda g: not g.is_sharded),
     ("a forward or backward of the module is under way", lambda g: g._training_state.name != "IDLE"),
+    ("parameters stay gathered behind a backward", lambda g: not g.reshard_after_backward),
     ("reshard_after_forward is a number of ranks", lambda g: g._use_post_forward_mesh),
     (
         "the way of communication is the program's own",

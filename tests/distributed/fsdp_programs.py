@@ -286,6 +286,20 @@ def by_hand(run: Run) -> None:
     run.update()
 
 
+def kept_behind_backwards(run: Run) -> None:
+    """Parameters that stay gathered behind a backward: until they are gathered again no forward sees an update."""
+    plain(run)
+    run.model.set_reshard_after_backward(False)
+    run.loss().backward()
+    run.update()
+    run.loss().backward()
+    run.model.set_reshard_after_backward(True)
+    run.loss().backward()
+    run.update()
+    run.loss().backward()
+    run.update()
+
+
 def gradients_of_inputs(run: Run) -> None:
     """`torch.autograd.grad` leaves `.grad` alone."""
     scale = torch.tensor(0.5, dtype=F64, requires_grad=True)
@@ -323,6 +337,7 @@ STEPS = {
         sizes,
         without_gradients,
         by_hand,
+        kept_behind_backwards,
         gradients_of_inputs,
         checkpoints,
     )
