@@ -32,10 +32,9 @@ class ScanEmitter(Emitter):
         row = CppScope(self.top, [(v, self.vars[v]) for v in k.outer])
         scans = [s for s in k.statements() if isinstance(s, ScanStatement)]
         beside = {(s.kind.removeprefix("arg"), s.expr): s for s in scans if s.kind.startswith("arg")}
-        # A running extreme of floats is the value at its position, which costs nothing: its branch is
-        # foreseen, where each maximum would wait for the one before. Integers have ties, and quicker maxima.
-        floats = [s for s in scans if s.expr.dtype.is_floating_point]
-        self.at = {s.id: beside[s.kind, s.expr] for s in floats if (s.kind, s.expr) in beside}
+        # A running extreme is the value at its position, which costs nothing. Floats take a branch, which is
+        # foreseen, where each maximum would wait for the one before; integers have ties, and quick choices.
+        self.at = {s.id: beside[s.kind, s.expr] for s in scans if (s.kind, s.expr) in beside}
         self.done: set[int] = set()
         self.places = [s for s in scans if s.kind.startswith("arg")]
         self.body.widths |= {self.width} - {1}
@@ -121,16 +120,15 @@ class ScanEmitter(Emitter):
             self._step(self.at[s.id], scope)
             best = f"a{self.at[s.id].id}"
             result, kept = best, ctype(s.expr.dtype, 1)
-        elif s.kind.startswith(
-            "arg"
-        ):  # the last of equal values; a NaN stays, and a later one takes its place
-            sign = "<" if s.kind == "argmax" else ">"
+        elif s.kind.startswith("arg"):  # the last of equal values
+            stays = f"{value}{'<' if s.kind == 'argmax' else '>'}{best}"
             assert s.position is not None
             place = self.body.index(s.position, scope)
-            scope.lines.append(
-                f"if(!({value}{sign}{best})&&({value}!={value}||{best}=={best}))"
-                f"{{{best}={value};{best}at={place};}}"
-            )
+            if s.expr.dtype.is_floating_point:  # a NaN stays, and a later one takes its place
+                test = f"!({stays})&&({value}!={value}||{best}=={best})"
+                scope.lines.append(f"if({test}){{{best}={value};{best}at={place};}}")
+            else:
+                scope.lines.append(f"{best}at={stays}?{best}at:{place};{best}={stays}?{best}:{value};")
             result, kept = f"{best}at", "i64"
         else:
             scope.lines.append(f"{best}={COMBINE[s.kind].format(value, best)};")  # the last of equal values
