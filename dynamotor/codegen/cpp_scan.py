@@ -71,15 +71,19 @@ class ScanEmitter(Emitter):
     def _in_vectors(self, v: Var) -> bool:
         """Whether all running results are extremes of floats with positions, and accesses are in order."""
         inner = self.kernel.phases[0].inner
-        for s in inner:
-            if isinstance(s, ScanStatement):
-                extreme = s in self.places or s.id in self.at
-                if not (extreme and s.expr.dtype.is_floating_point):
-                    return False
+        scans = [s for s in inner if isinstance(s, ScanStatement)]
+        extremes = all(s in self.places or s.id in self.at for s in scans)
+        floats = all(s.expr.dtype.is_floating_point for s in scans)
         steps = [e.args[1].coefficient(v) for e in self.exprs if e.op == "load"]
         steps += [s.index.coefficient(v) for s in inner if isinstance(s, Store)]
         even = all(step is not None and (is_one(step) or is_zero(step)) for step in steps)
-        return even and self.width > 1 and all(e.op not in _NO_VECTORS for e in self.exprs)
+        return (
+            extremes
+            and floats
+            and even
+            and self.width > 1
+            and all(e.op not in _NO_VECTORS for e in self.exprs)
+        )
 
     def _vectors(self, v: Var, parent: CppScope) -> str:
         name, width, size = self.vars[v], self.width, self.number(v.size)
