@@ -18,7 +18,7 @@ import torch
 from ..base import compat
 from ..base.errors import BackendError
 from ..base.events import emit
-from ..graph.modes import autocast_state
+from ..graph.modes import UnderSettings, autocast_state
 from ..graph.module import graph_module
 from ..graph.op_facts import is_collective, is_custom
 from ..graph.private_draws import default_generator
@@ -31,6 +31,12 @@ from .recipe import Recipe
 from .simplify import has_effect
 
 Compile = Callable[[torch.fx.GraphModule, Sequence[torch.Tensor]], Compiled]
+_PLAIN_PRODUCTS = {
+    compat.enable_flash_attention: False,
+    compat.enable_mem_efficient_attention: False,
+    compat.enable_cudnn_attention: False,
+    compat.enable_math_attention: True,
+}
 _MOST_PROGRAMS = 8  # layouts and sizes of one graph; what comes then runs in eager PyTorch
 
 
@@ -270,6 +276,10 @@ class _Repeat(torch.fx.Interpreter):
     def __init__(self, gm: torch.fx.GraphModule, results: Sequence[torch.Tensor]) -> None:
         super().__init__(gm, garbage_collect_values=False)
         self.results = iter(results)
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """By plain products where the graph attends: no other kernel has a second derivative."""
+        return UnderSettings(super().run, _PLAIN_PRODUCTS)(*args, **kwargs)
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if "once" not in n.meta:

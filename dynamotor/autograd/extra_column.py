@@ -11,7 +11,6 @@ The maximum has no gradient: its share is zero, for a softmax does not change wh
 
 from __future__ import annotations
 
-import operator
 from typing import Any
 
 import torch
@@ -19,13 +18,12 @@ from torch.autograd.function import once_differentiable
 
 from ..base.config import config
 from ..base.events import counters
+from ..graph.eager_attention import extra_column
 from ..graph.module import copy_of
 from ..graph.spec import TensorSpec
 from .calls import no_autocast
 
 Node = torch.fx.Node
-_SOFTMAX = (torch.nn.functional.softmax, torch.softmax)
-_CUT = (Ellipsis, slice(None, -1, None))
 
 
 def without_extra_columns(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
@@ -71,55 +69,14 @@ class _Beside(torch.autograd.Function):
 
 def _columns(node: Node) -> list[Node] | None:
     """The nodes from the softmax's concatenation to the softmax, if `node` cuts the last column off."""
-    if node.target is not operator.getitem or node.args[1] != _CUT or not _alone(node.args[0]):
-        return None
-    softmax: Any = node.args[0]
-    if softmax.target not in _SOFTMAX or not _is_last(softmax, 1) or not _alone(softmax.args[0]):
-        return None
-    shifted: Any = softmax.args[0]
-    path = [shifted, softmax]
-    if shifted.target in (operator.sub, torch.sub) and len(shifted.args) == 2:
-        path = [*_maximum(*shifted.args), *path]
-    cat: Any = path[0]
-    if cat.target is not torch.cat or not _is_last(cat, 1) or len(cat.args[0]) != 2:
-        return None
-    inside = {*path, *(user for part in path for user in part.users if not user.users)}
-    if any(user not in inside for part in path[:-1] for user in part.users):
-        return None
-    scores, column = (_spec(part) for part in cat.args[0])
-    if scores is None or column is None or column.shape[-1:] != (1,) or not _fits(scores, _spec(softmax)):
-        return None
-    return path
+    path = extra_column(node)
+    return path if path is not None and _fits(path[-1].meta["val"]) else None
 
 
-def _maximum(x: Any, top: Any) -> list[Node]:
-    """`x`, its maximum over the last dimension and that one's first result, if `top` is it."""
-    if not isinstance(top, Node) or top.target is not operator.getitem or top.args[1] != 0:
-        return []
-    found: Any = top.args[0]
-    is_maximum = found.target in ("max", torch.max) and found.args[0] is x and _is_last(found, 1)
-    return [x, found, top] if is_maximum and found.kwargs.get("keepdim") is True else []
-
-
-def _is_last(node: Node, place: int) -> bool:
-    """Whether the dimension that a call names is the last."""
-    dim: Any = node.kwargs.get("dim", node.args[place] if len(node.args) > place else None)
-    return type(dim) is int and dim == -1
-
-
-def _alone(node: Any) -> bool:
-    return isinstance(node, Node) and node.op.startswith("call")
-
-
-def _fits(scores: TensorSpec, softmax: TensorSpec | None) -> bool:
+def _fits(weights: TensorSpec) -> bool:
     """Whether the kernels are a GPU's, and numbers are not rounded on the way."""
-    on_gpu = scores.device.type == "cuda" or config.target == "triton"
-    return on_gpu and softmax is not None and softmax.dtype in (torch.float32, torch.float64)
-
-
-def _spec(node: Any) -> TensorSpec | None:
-    found = node.meta.get("val") if isinstance(node, Node) else None
-    return found if type(found) is TensorSpec else None
+    on_gpu = weights.device.type == "cuda" or config.target == "triton"
+    return on_gpu and weights.dtype in (torch.float32, torch.float64)
 
 
 def _rewrite(node: Node, path: list[Node]) -> None:

@@ -55,7 +55,7 @@ def _text(call: Attention, condition: Condition, reads: Sequence[Node]) -> str:
         if type(atom) is Read:
             places = {p.name for i in atom.at for p in atoms(i) if type(p) is Position}
             decline_if({"q", "k"} <= places, "it is in memory anyway")
-    text = text_of(condition, reads)
+    text = "q>=0" if condition is True else text_of(condition, reads)
     sizes = (*call.query.shape[:3], call.key.shape[2])
     lines_of_mask(text, [read.meta["val"] for read in reads], sizes)
     return text
@@ -102,7 +102,8 @@ def _replace(call: Attention, text: str, reads: list[Node], made: dict[Any, Node
         scale = call.given.get("scale")
         scale = float(call.query.shape[3]) ** -0.5 if scale is None else float(scale)
         op = torch.ops.dynamotor.masked_attention.default
-        both = graph.call_function(op, (*operands, reads, blocks, text, scale, list(spec.stride)))
+        own = () if call.sinks is None else (call.sinks,)
+        both = graph.call_function(op, (*operands, reads, blocks, text, scale, list(spec.stride), *own))
         out = graph.call_function(operator.getitem, (both, 0))
     both.meta = dict(where)
     out.meta = dict(node.meta)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..graph.attention_masks import simplify_attention
+from .attention_proposals import propose, settle
 from .block_attention import use_blocks
 from .flex_attention import fuse_attention
 
@@ -18,5 +19,7 @@ def rewrite_captured(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> None:
     Whatever compiles a captured graph for the loop compiler begins with this: `compile`, `compile_step`,
     packages. inputs: those of the first call.
     """
+    proposed = propose(gm)
     use_blocks(gm, simplify_attention(gm, inputs))
+    settle(gm, proposed)
     fuse_attention(gm)

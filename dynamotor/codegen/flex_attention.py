@@ -128,7 +128,8 @@ class Kernels:
         if self.device.type == "cuda":
             arch = triton_launch.arch(self.device.index)
             self._jobs = {what: job_of(f, arch) for what, f in self._functions.items()}
-            for what in which if torch.is_grad_enabled() else which[: 1 if self.forward else 2]:
+            forwards = [what for what in which if what in ("partial", "forward")]
+            for what in which if torch.is_grad_enabled() or not forwards else forwards:
                 triton_build.start_kernel(self._jobs[what])
 
     def forward_for(self, by_row: Tensors) -> str:

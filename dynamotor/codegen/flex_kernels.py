@@ -49,8 +49,8 @@ class Blocks:
 class Case:
     """One kind of call. rows, columns: blocks that are masked element by element, and those that are not at
     all, by rows of queries and by rows of keys (None: not known). block: queries and keys of a block. out:
-    the output and its gradient (None: row-major). Gradients of the operands are laid out as these, if they
-    are dense.
+    the output and its gradient (None: row-major). sinks: a score of each head that no value belongs to.
+    Gradients of the operands are laid out as these, if they are dense.
     """
 
     query: TensorSpec
@@ -65,6 +65,7 @@ class Case:
     rows: tuple[Blocks, Blocks | None] | None = None
     columns: tuple[Blocks, Blocks | None] | None = None
     out: TensorSpec | None = None
+    sinks: TensorSpec | None = None
 
     @property
     def result(self) -> TensorSpec:
@@ -316,8 +317,8 @@ def forward(case: Case, tiles: str = "") -> TritonFunction:
     w.parts()
     w.text(f"""
         qt = {w.load("q", case.query, "rows", w.tail(0), (w.e, w.ep), False)}
-        top = tl.full([{w.m}], float("-inf"), tl.float32)
-        total = tl.full([{w.m}], 0.0, tl.float32)
+        top = tl.full([{w.m}], {_first(w)}, tl.float32)
+        total = tl.full([{w.m}], {0.0 if case.sinks is None else 1.0}, tl.float32)
         acc = tl.full([{w.m}, {w.fp}], 0.0, tl.float32)
     """)
 
@@ -348,7 +349,17 @@ def forward(case: Case, tiles: str = "") -> TritonFunction:
         name: POINTER[spec.dtype] for name, spec in (("q", case.query), ("k", case.key), ("v", case.value))
     }
     kinds |= {"out": POINTER[case.query.dtype], "lse": "*fp32"}
+    if case.sinks is not None:
+        kinds["sinks"] = POINTER[case.sinks.dtype]
     return w.function(kinds, programs)
+
+
+def _first(w: _Writer) -> str:
+    """The score (in `unit`s) that rows begin with."""
+    sinks = w.case.sinks
+    if sinks is None:
+        return 'float("-inf")'
+    return f"tl.load(sinks + h * {sinks.stride[0]}).to(tl.float32) * {LOG2E / w.unit!r}"
 
 
 def delta(case: Case) -> TritonFunction:

@@ -33,14 +33,17 @@ def forward(
     mask: str,
     scale: float,
     stride: Sequence[int],
+    sinks: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """As `torch.ops.dynamotor.masked_attention`."""
-    run = _kernels(mask, scale, tuple(stride), len(reads), *_specs(query, key, value, *reads, *blocks))
+    own = () if sinks is None else (sinks,)
+    given = query, key, value, *reads, *blocks, *own
+    run = _kernels(("forward",), mask, scale, tuple(stride), len(reads), *_specs(*given))
     shape = (*query.shape[:3], value.shape[3])
     out = torch.empty_strided(shape, tuple(stride), dtype=query.dtype, device=query.device)
     sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
     by_row = blocks[:4]
-    run(run.forward_for(by_row), query, key, value, out, sums, *by_row, *reads)
+    run(run.forward_for(by_row), query, key, value, out, sums, *own, *by_row, *reads)
     return out, sums
 
 
@@ -57,7 +60,8 @@ def backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As `torch.ops.dynamotor.masked_attention_backward`."""
-    run = _kernels(mask, scale, out.stride(), len(reads), *_specs(query, key, value, *reads, *blocks))
+    given = query, key, value, *reads, *blocks
+    run = _kernels(("delta", "queries", "keys"), mask, scale, out.stride(), len(reads), *_specs(*given))
     given = (query, key, value, grad, out, sums)
     return flex_attention.backward(run, given, torch.zeros_like(sums), blocks[:4], blocks[4:], reads)
 
@@ -67,15 +71,19 @@ def _specs(*tensors: torch.Tensor) -> list[TensorSpec]:
 
 
 @functools.lru_cache(maxsize=64)
-def _kernels(mask: str, scale: float, stride: tuple[int, ...], n_reads: int, *specs: TensorSpec) -> Kernels:
-    """The kernels of tensors with these sizes and strides: q, k, v, reads and blocks."""
+def _kernels(
+    which: tuple[str, ...], mask: str, scale: float, stride: tuple[int, ...], n_reads: int, *specs: TensorSpec
+) -> Kernels:
+    """The kernels of tensors with these sizes and strides: q, k, v, reads, blocks and perhaps sinks."""
     query, key, value, *rest = specs
-    reads, blocks = rest[:n_reads], [Blocks(*pair) for pair in zip(rest[n_reads::2], rest[n_reads + 1 :: 2])]
+    reads, rest = rest[:n_reads], rest[n_reads:]
+    blocks = [Blocks(*pair) for pair in zip(rest[:8:2], rest[1:8:2])]
     seen = lines_of_mask(mask, reads, (*query.shape[:3], key.shape[2]))
     out = TensorSpec((*query.shape[:3], value.shape[3]), stride, query.dtype, query.device)
     rows, columns = (blocks[0], blocks[1]), (blocks[2], blocks[3])
     given = query, key, value, scale, None, seen
-    return Kernels(Case(*given, tuple(reads), 0, (BLOCK, BLOCK), rows, columns, out))
+    case = Case(*given, tuple(reads), 0, (BLOCK, BLOCK), rows, columns, out, *rest[8:])
+    return Kernels(case, which)
 
 
 def lines_of_mask(mask: str, reads: Sequence[TensorSpec], sizes: Sequence[Dim]) -> TileFunction:

@@ -33,7 +33,7 @@ from .index_formulas import (
     negated,
     replaced,
 )
-from .mask_formula import Choice, Formulas
+from .mask_formula import Choice, Formulas, name_of
 from .modes import UnderSettings
 from .module import copied, graph_module
 from .nodes import reached
@@ -44,12 +44,16 @@ Node = torch.fx.Node
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _NEGLIGIBLE = -1e30  # added to a score so that its weight is zero beside any visible key
+_NEW = ("linear", "matmul", "add", "sub", "mul", "cat", "embedding")
 _PLAIN_PRODUCTS = 0  # PyTorch's number for attention by plain products
 
 
 @dataclass(frozen=True)
 class Attention:
-    """A call of attention: its node, arguments by name, and the metadata of query, key, value and mask."""
+    """A call of attention: its node, arguments by name, and the metadata of query, key, value and mask.
+
+    A call that stands for products of a program (`eager_attention.py`) may have sinks, in its metadata.
+    """
 
     node: Node
     given: dict[str, Any]
@@ -57,6 +61,11 @@ class Attention:
     key: TensorSpec
     value: TensorSpec
     mask: TensorSpec | None
+
+    @property
+    def sinks(self) -> Node | None:
+        """A score of each head that no value belongs to."""
+        return self.node.meta.get("sinks")
 
     @property
     def places(self) -> tuple[Position, Position, Position, Position]:
@@ -81,10 +90,9 @@ def simplify_attention(gm: torch.fx.GraphModule, inputs: Sequence[Any] = ()) -> 
     if not calls:
         return kept
     formulas, origins = Formulas(), Formulas(views=True)
-    order = {node: i for i, node in enumerate(gm.graph.nodes)}
-    writes = [(order[node], _storage(node.args[0])) for node in gm.graph.nodes if _writes(node)]
+    writes = Writes(gm)
     for call in calls:
-        unwritten = functools.partial(_is_unwritten, order, writes, order[call.node])
+        unwritten = functools.partial(writes.none_before, call.node)
         visible = _understood(gm, call, formulas, unwritten, inputs)
         if visible is not None:
             changed = _without_mask(call, visible)
@@ -123,21 +131,34 @@ def _writes(node: Node) -> bool:
     )
 
 
-def _storage(node: Any) -> set[Node]:
-    """The node and those that it may be a view of."""
-    return reached(
-        [node] if isinstance(node, Node) else [],
-        lambda n: [a for a in n.args[:1] if isinstance(a, Node) and n.op.startswith("call")],
-    )
+def _storage(node: Any, new: Sequence[str] = ()) -> set[Node]:
+    """The node and those that it may be a view of. new: functions whose results are no views."""
+
+    def above(n: Node) -> list[Node]:
+        viewed = n.op.startswith("call") and name_of(n) not in new
+        return [a for a in n.args[:1] if isinstance(a, Node) and viewed]
+
+    return reached([node] if isinstance(node, Node) else [], above)
 
 
-def _is_unwritten(
-    order: dict[Node, int], writes: list[tuple[int, set[Node]]], end: int, nodes: set[Node]
-) -> bool:
-    """Whether no write between the first of the nodes and the call of attention can change one of them."""
-    start = min(map(order.__getitem__, nodes), default=end)
-    memory = set().union(*map(_storage, nodes))
-    return not any(start < place < end and memory & written for place, written in writes)
+class Writes:
+    """The nodes of a graph that write."""
+
+    def __init__(self, gm: torch.fx.GraphModule) -> None:
+        self._order = {node: i for i, node in enumerate(gm.graph.nodes)}
+        self._into = {n: n.kwargs.get("out", *n.args[:1]) for n in gm.graph.nodes if _writes(n)}
+        self._found = [(node, _storage(into)) for node, into in self._into.items()]
+
+    def none_before(self, end: Node, nodes: set[Node]) -> bool:
+        """Whether no write between the first of the nodes and the end can change one of them."""
+        place = self._order
+        start = min(map(place.__getitem__, nodes), default=place[end])
+        memory = set().union(*map(_storage, nodes))
+        return not any(start < place[node] < place[end] and memory & written for node, written in self._found)
+
+    def may_change(self, node: Node) -> bool:
+        """Whether one may write the node or a view of it."""
+        return any(node in _storage(into, _NEW) for into in self._into.values())
 
 
 # The mask ---------------------------------------------------------------------------------------------------
@@ -146,7 +167,7 @@ def _understood(
 ) -> Condition | None:
     """Which keys the call's mask shows; None where it has none, or no formula says it."""
     if call.mask is None:
-        return None
+        return None if call.sinks is None else True
     formulas.visited = set()
     try:
         visible = visible_keys(call, formulas)
@@ -162,6 +183,7 @@ def _understood(
 def _without_mask(call: Attention, visible: Condition) -> Attention:
     """The call without its mask, where that is another way of saying it."""
     kind = "full" if visible is True else "causal" if is_causal(call, visible) else ""
+    kind = "" if call.sinks is not None else kind
     counters["attention masks"][kind or "kept"] += 1
     log("passes", lambda: f"attention mask {call.given['attn_mask']}: {visible}, {kind or 'kept'}")
     if not kind:
@@ -195,7 +217,8 @@ def visible_keys(call: Attention, formulas: Formulas) -> Condition:
         return True
     if type(value) is not Choice or value.yes != 0.0 or type(value.no) is not float:
         raise NoFormula
-    hides = value.no == -torch.inf or value.no < _NEGLIGIBLE and _sees_itself(call, value.condition)
+    beside = call.sinks is not None or _sees_itself(call, value.condition)
+    hides = value.no == -torch.inf or value.no < _NEGLIGIBLE and beside
     if not hides:
         raise NoFormula
     return value.condition
@@ -283,11 +306,8 @@ def _with_groups(call: Attention, origins: Formulas, unwritten: Any) -> None:
     key, value = [_unrepeated(origins, call, name) for name in ("key", "value")]
     if key is None or value is None or not unwritten(origins.visited):
         return
-    if (
-        equal(key.meta["val"].shape[1], value.meta["val"].shape[1])
-        and _has_kernel(call, key, value, enable_gqa=True)
-        and (not _adds_a_mask(call) or _has_kernel(call, call.given["key"], call.given["value"]))
-    ):
+    alike = equal(key.meta["val"].shape[1], value.meta["val"].shape[1])
+    if alike and (call.sinks is not None or _has_kernels_for_groups(call, key, value)):
         given = dict(call.given, key=key, value=value, enable_gqa=True)
         call.node.args, call.node.kwargs = tuple([given.pop(name) for name in _NAMES[:3]]), given
 
@@ -314,6 +334,12 @@ def _views_above(node: Node) -> Iterator[Node]:
         if type(node.meta.get("val")) is not TensorSpec:
             return
         yield node
+
+
+def _has_kernels_for_groups(call: Attention, key: Node, value: Node) -> bool:
+    """Whether PyTorch has kernels with groups, and with the mask without them."""
+    without = not _adds_a_mask(call) or _has_kernel(call, call.given["key"], call.given["value"])
+    return without and _has_kernel(call, key, value, enable_gqa=True)
 
 
 def _adds_a_mask(call: Attention) -> bool:

@@ -125,7 +125,7 @@ class Formulas:
         return found
 
     def _by_rule(self, node: Node, spec: TensorSpec, at: At) -> Any:
-        name = _name(node)
+        name = name_of(node)
         found = formula_rules.get(name)
         if (
             found is None
@@ -160,7 +160,8 @@ def source(node: Node) -> tuple[Node, TensorSpec]:
     return first, first.meta["val"]
 
 
-def _name(node: Node) -> str:
+def name_of(node: Node) -> str:
+    """What torch, its tensors or `operator` call the function of a node; "" for others."""
     if node.op == "call_method":
         name = str(node.target)
         return name[2:-2] if name.startswith("__") else name

@@ -41,6 +41,25 @@ def written_between(a, b):
     return F.softmax(c, dim=-1)[..., :-1] * a + b
 
 
+def written_columns(a, b):
+    c = torch.cat([a, b], dim=-1)
+    c.mul_(2)
+    return F.softmax(c, dim=-1)[..., :-1]
+
+
+def written_weights(a, b):
+    p = F.softmax(torch.cat([a, b], dim=-1), dim=-1)
+    p.add_(2)
+    return p[..., :-1]
+
+
+def written_after_the_cut(a, b):
+    p = F.softmax(torch.cat([a, b], dim=-1), dim=-1)
+    cut = p[..., :-1]
+    p.add_(2)
+    return cut
+
+
 def run(function, a, b):
     a, b = a.clone().requires_grad_(), b.clone().requires_grad_()
     y = function(a, b.view(1, -1, 1, 1).expand(a.shape[0], -1, a.shape[2], -1))
@@ -94,6 +113,14 @@ def test_other_programs_stay_as_they_are(function):
     assert counters["softmax"]["without its extra column"] == before
     for ours, theirs in zip(found, run(function, a, b), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("function", [written_columns, written_weights, written_after_the_cut])
+def test_writes_whose_results_are_not_read_stay(function):
+    a, b = torch.randn(2, 3, 5, 37), torch.randn(2, 3, 5, 1)
+    with config.patch(target="triton"), torch.no_grad():
+        found = dynamotor.compile(function)(a, b)
+    torch.testing.assert_close(found, function(a, b), rtol=1e-5, atol=1e-6)
 
 
 def test_a_processor_s_programs_stay_as_they_are():

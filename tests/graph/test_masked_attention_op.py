@@ -18,22 +18,34 @@ def operands(grad=False):
     return [torch.randn(b, n, h, w).transpose(1, 2).requires_grad_(grad) for b, h, n, w in SHAPES]
 
 
-def attend(q, k, v, mask):
+def attend(q, k, v, mask, sinks=None):
     blocks = mask_blocks(mask, (2, 4, 20, 30), q.device, IDS)
-    return torch.ops.dynamotor.masked_attention(q, k, v, [IDS], list(blocks), mask, 0.3, (480, 6, 24, 1))
+    more = [IDS], list(blocks), mask, 0.3, (480, 6, 24, 1), sinks
+    return torch.ops.dynamotor.masked_attention(q, k, v, *more)
 
 
-@pytest.mark.parametrize("name", MASKS)
-def test_the_op_is_attention_under_its_mask(name):
-    mask, given = MASKS[name], operands(grad=True)
-    out, sums = attend(*given, mask)
-    wide = [t.detach().double().requires_grad_() for t in given]
+def exact(q, k, v, sinks=None, *, mask):
     visible = shown(mask, [IDS], (2, 4, 20, 30), torch.device("cpu"))
-    want = F.scaled_dot_product_attention(*wide, visible, scale=0.3, enable_gqa=True)
+    if sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, visible, scale=0.3, enable_gqa=True)
+    k, v = (t.repeat_interleave(2, 1) for t in (k, v))
+    scores = (q @ k.mT * 0.3).masked_fill(~visible, -torch.inf)
+    column = sinks[:, None, None].expand(*scores.shape[:3], 1)
+    return torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v
+
+
+@pytest.mark.parametrize("sinks", [None, torch.tensor([0.5, -2.0, 3.0, 0.0])])
+@pytest.mark.parametrize("name", MASKS)
+def test_the_op_is_attention_under_its_mask(name, sinks):
+    mask, given = MASKS[name], operands(grad=True)
+    given += [] if sinks is None else [sinks.clone().requires_grad_()]
+    out, sums = attend(*given[:3], mask, *given[3:])
+    wide = [t.detach().double().requires_grad_() for t in given]
+    want = exact(*wide, mask=mask)
     assert out.stride() == (480, 6, 24, 1) and not sums.requires_grad
     grad = torch.randn(out.shape)
-    found, exact = torch.autograd.grad(out, given, grad), torch.autograd.grad(want, wide, grad.double())
-    for a, b in zip((out, *found), (want, *exact), strict=True):
+    found, gradients = torch.autograd.grad(out, given, grad), torch.autograd.grad(want, wide, grad.double())
+    for a, b in zip((out, *found), (want, *gradients), strict=True):
         torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-5)
     assert [t.stride() for t in found] == [t.stride() for t in given]
 
@@ -64,8 +76,16 @@ def test_blocks_name_what_a_mask_shows():
     assert by_column[0].flatten().tolist() == [2, 2, 2, 1] and by_column[2].flatten().tolist() == [1, 1, 0, 0]
 
 
-def test_a_second_gradient_is_refused():
-    given = operands(grad=True)
-    (first,) = torch.autograd.grad(attend(*given, "q-k>=0")[0].sum(), given[:1], create_graph=True)
-    with pytest.raises(RuntimeError):
-        first.sum().backward()
+@pytest.mark.parametrize("sinks", [None, torch.randn(4)])
+def test_second_gradients_are_those_of_plain_products(sinks):
+    def penalty(attend, *given):
+        first = torch.autograd.grad(attend(*given).square().sum(), given, create_graph=True)
+        return torch.autograd.grad(sum(t.square().sum() for t in first), given)
+
+    mask, given = "q-k-4>=0", operands(grad=True)
+    given += [] if sinks is None else [sinks.clone().requires_grad_()]
+    wide = [t.detach().double().requires_grad_() for t in given]
+    found = penalty(lambda q, k, v, s=None: attend(q, k, v, mask, s)[0], *given)
+    wanted = penalty(lambda *t: exact(*t, mask=mask), *wide)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a.double(), b, rtol=1e-4, atol=1e-4 * float(b.abs().max()))
