@@ -217,7 +217,8 @@ def _generate(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
     import transformers
 
     tokens = 8 if args.small else args.tokens
-    _, model = model_of(args.model, args.prompt + tokens, SMALL if args.small else {})
+    with torch.device(args.device):
+        _, model = model_of(args.model, args.prompt + tokens, SMALL if args.small else {})
     model = model.to(args.device, getattr(torch, args.dtype)).eval()
     quantise(model, args.weights)
     model.config.use_cache = True

@@ -67,7 +67,7 @@ def _is_better(eager: EagerAttention) -> bool:
 
 def _call_of(eager: EagerAttention) -> Node:
     node = eager.chain[0]
-    given = {"attn_mask": eager.mask, "scale": eager.scale}
+    given: dict[str, Any] = {"attn_mask": eager.mask, "scale": eager.scale}
     with node.graph.inserting_before(node):
         call = node.graph.call_function(ATTENTION, (eager.query, eager.key, eager.value), given)
         user = node.graph.call_method("contiguous", (call,))

@@ -18,7 +18,7 @@ LIMITS = {
     "codegen": 8_098,
     "distributed": 1_800,
     "graph": 6_620,
-    "lower": 6_331,
+    "lower": 6_340,
     "runtime": 1_500,
     "step": 2_480,
     "tools": 2_830,
