@@ -88,7 +88,7 @@ _SAME = ("alias", "clone", "detach", "_to_copy", "expand", "view", "convert_elem
 _ENDS: dict[str, Callable[[int, int], int]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "maximum": max, "minimum": min,
 }  # fmt: skip
-_POSITIONS = {"add", "sub", "floor_divide", "remainder", *_COMPARES, *_SAME, "index", "where"}
+_POSITIONS = {"add", "sub", "neg", "floor_divide", "remainder", *_COMPARES, *_SAME, "index", "where"}
 
 
 @dataclass

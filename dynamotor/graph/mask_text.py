@@ -37,7 +37,7 @@ def text_of(condition: Condition, reads: Sequence[Any]) -> str:
 
 
 def _sum(value: Affine, reads: Sequence[Any]) -> str:
-    terms = sorted((_atom(atom, reads), c) for atom, c in value.terms)
+    terms = sorted(((_atom(atom, reads), c) for atom, c in value.terms), key=lambda t: (t[1] < 0, t))
     text = "".join(f"{'-' if c < 0 else '+'}{'' if abs(c) == 1 else f'{abs(c)}*'}{atom}" for atom, c in terms)
     if value.constant or not terms:
         text += f"{value.constant:+d}"
