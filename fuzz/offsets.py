@@ -74,9 +74,27 @@ def results(fn: Any, x: torch.Tensor) -> list[torch.Tensor]:
     return [y.detach().double(), grad.double()]
 
 
+def rounding_decides(text: str, x: torch.Tensor) -> bool:
+    """Whether a step of the data decides on which side of 0 a number is that `relu` cuts: one flipped element
+    changes all gradients of its row.
+    """
+    if not text.endswith(".relu()"):
+        return False
+    before = eval(f"lambda x: {text.removesuffix('.relu()')}", {"torch": torch, "F": torch.nn.functional})
+    try:
+        exact, moved = before(x.double()), before(x.double() * (1 + 2 * torch.finfo(x.dtype).eps))
+        rounded = before(x).double()
+    except RuntimeError:
+        return False
+    step = max(float((rounded - exact).abs().max()), float((moved - exact).abs().max()))
+    return bool((exact.abs() <= FACTOR * step).any())
+
+
 def problems(seed: int) -> list[str]:
     """Results and gradients that are further from float64 than eager's."""
     text, x = write(seed)
+    if rounding_decides(text, x):
+        return []
     fn = eval(f"lambda x: {text}", {"torch": torch, "F": torch.nn.functional})
     try:
         exact, eager = results(fn, x.double()), results(fn, x)

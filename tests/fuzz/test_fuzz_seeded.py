@@ -70,6 +70,7 @@ def test_a_rounded_mean_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     rest: dict[int, int] = {}
     monkeypatch.setattr(ops_reduce, "total", without_the_rest)
     assert finds(offsets, "x.var(", 12)
+    assert offsets.rounding_decides(*offsets.write(1000093))  # one element of 0.001 beside a mean of -1e4
 
 
 def test_pythons_order_of_numbers_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
