@@ -20,7 +20,7 @@ from torch.autograd.function import once_differentiable
 from ..base.config import config
 from ..base.events import counters
 from ..base.narrowing import checked
-from ..graph.module import copy_of
+from ..graph.module import rewritten
 from ..graph.spec import TensorSpec, aten
 from .calls import no_autocast
 
@@ -38,15 +38,7 @@ _CHUNKS = 4  # of the size from which a loss is computed in chunks
 def with_chunked_losses(gm: torch.fx.GraphModule, graded: Sequence[bool]) -> torch.fx.GraphModule:
     """The graph with its losses in chunks: a copy, since the original is differentiated twice."""
     wanted = any(graded) and torch.is_grad_enabled() and config.chunk_logits_from
-    if not wanted or not any(_loss(node) for node in gm.graph.nodes):
-        return gm
-    copy = copy_of(gm)
-    for node in list(copy.graph.nodes):
-        found = _loss(node)
-        if found is not None:
-            _rewrite(node, found)
-    copy.recompile()
-    return copy
+    return rewritten(gm, _loss, _rewrite) if wanted else gm
 
 
 @dataclass(frozen=True)

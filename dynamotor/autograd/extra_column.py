@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from ..base.config import config
 from ..base.events import counters
 from ..graph.eager_attention import extra_column
-from ..graph.module import copy_of
+from ..graph.module import rewritten
 from ..graph.spec import TensorSpec
 from .calls import no_autocast
 
@@ -28,15 +28,7 @@ Node = torch.fx.Node
 
 def without_extra_columns(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph with such softmaxes in the second form: a copy, since callers keep the original."""
-    if config.exact or not any(_columns(node) for node in gm.graph.nodes):
-        return gm
-    copy = copy_of(gm)
-    for node in list(copy.graph.nodes):
-        found = _columns(node)
-        if found is not None:
-            _rewrite(node, found)
-    copy.recompile()
-    return copy
+    return gm if config.exact else rewritten(gm, _columns, _rewrite)
 
 
 def softmax_beside(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -7,7 +7,7 @@ Writing it takes 100 ms for a 12-layer BERT, and most graphs here are only read 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -78,4 +78,23 @@ def copy_of(gm: torch.fx.GraphModule) -> torch.fx.GraphModule:
     copied(graph, (), gm.graph.nodes)
     copy = graph_module(graph, type(gm).__name__, gm)
     copy.meta = dict(gm.meta)
+    return copy
+
+
+def rewritten(
+    gm: torch.fx.GraphModule,
+    find: Callable[[torch.fx.Node], Any],
+    rewrite: Callable[[torch.fx.Node, Any], None],
+) -> torch.fx.GraphModule:
+    """A copy in which `rewrite(node, found)` ran wherever `find(node)` gave something; the graph itself
+    where nothing did. Callers keep the original.
+    """
+    if not any(find(node) for node in gm.graph.nodes):
+        return gm
+    copy = copy_of(gm)
+    for node in list(copy.graph.nodes):
+        found = find(node)
+        if found is not None:
+            rewrite(node, found)
+    copy.recompile()
     return copy

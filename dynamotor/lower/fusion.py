@@ -39,7 +39,7 @@ from .space import Env, Split, match
 MAX_PARAMS = 24
 MERGED_PARAMS = 40  # of two groups that become one: most are values that one makes for the other
 MAX_MEMBERS = 40
-FAR = 8  # extern calls
+FAR = 8  # extern calls over which a value that is made again for the backward may move to the front
 MAX_CHAIN = 400  # operations of which each needs the result of the one before
 SUMS_TOGETHER = 1 << 23  # elements from which on sums of one row share a kernel; smaller ones share a launch
 MAX_ACROSS = 16384  # elements of a per-thread partial result

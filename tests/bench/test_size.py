@@ -12,12 +12,12 @@ from bench import size
 
 LIMITS = {
     ".": 1_015,
-    "autograd": 4_770,
+    "autograd": 4_735,
     "base": 1_220,
     "capture": 17_010,
     "codegen": 8_098,
     "distributed": 1_800,
-    "graph": 6_620,
+    "graph": 6_630,
     "lower": 6_340,
     "runtime": 1_500,
     "step": 2_480,
