@@ -62,6 +62,7 @@ class GpuKernel:
         unaligned: Callable[..., None] | None,
         owner: Any,
         scratch: bool = False,
+        overlaps: bool = False,
     ) -> None: ...
     def __call__(self, *tensors_and_stream: Any) -> None: ...
 

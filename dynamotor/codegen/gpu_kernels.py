@@ -12,13 +12,31 @@ from ..runtime import triton_build, triton_launch
 from .triton_kernel import TritonFunction
 from .triton_ops import HELPERS
 
+OVERLAPPING = 90  # the least compute capability with programmatic dependent launches
+
 
 def job_of(f: TritonFunction, arch: int) -> triton_build.TritonJob:
     """The builds of a function."""
-    source = HELPERS + f.source
+    overlaps = arch >= OVERLAPPING
     return triton_build.TritonJob(
-        source, f.name, f.signature, f.warps, arch, debug=f.checks, stages=f.stages, scratch=f.scratch
+        HELPERS + (_overlapping(f) if overlaps else f.source),
+        f.name,
+        f.signature,
+        f.warps,
+        arch,
+        debug=f.checks,
+        stages=f.stages,
+        scratch=f.scratch,
+        overlaps=overlaps,
     )
+
+
+def _overlapping(f: TritonFunction) -> str:
+    """The function's text, which lets the next kernel's programs start before it waits for the kernel before
+    it: launches overlap, which is 0.3 us of each in a step of decoding.
+    """
+    behind = f.source.index("):\n", f.source.index(f"def {f.name}(")) + 3
+    return f"{f.source[:behind]}    overlap()\n{f.source[behind:]}"
 
 
 def interpreted(f: TritonFunction, ints: tuple[int, ...]) -> Callable[..., None]:

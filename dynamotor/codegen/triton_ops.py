@@ -101,6 +101,15 @@ def minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 @triton.jit
+def overlap():
+    """Let the next kernel's programs start, and wait until all before this one have ended: nothing may touch
+    memory before.
+    """
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+
+@triton.jit
 def float_of_byte(x):
     """A small integer as the last bits of 1.5 * 2 ** 23: conversions of bytes have few lanes."""
     return (x + 0x4B400000).to(tl.float32, bitcast=True) - 12582912.0

@@ -41,7 +41,8 @@ class TritonJob:
     """What decides the code of one function.
 
     aligned: all pointers are multiples of 16. arch: 90 for an H100 or H200. stages: of a loop's pipeline, 0
-    for triton's own. scratch: bytes of memory of its own that a launch gives each program.
+    for triton's own. scratch: bytes of memory of its own that a launch gives each program. overlaps: it waits
+    for the kernel before it itself, so that a launch may begin before that one ends.
     """
 
     source: str
@@ -53,6 +54,7 @@ class TritonJob:
     debug: bool = False
     stages: int = 0
     scratch: int = 0
+    overlaps: bool = False
 
 
 @dataclass(frozen=True, slots=True)

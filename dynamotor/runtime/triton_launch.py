@@ -121,7 +121,7 @@ def make_gpu_kernel(
     other_job, other_grid = other or (job, grid)
     unaligned = _Unaligned(other_job, device, other_grid, given, numbers) if job.aligned and given else None
     arguments = (
-        _address("cuLaunchKernel"),
+        _address("cuLaunchKernelEx" if job.overlaps else "cuLaunchKernel"),
         _address("cuCtxSetCurrent"),
         _context(device.index),
         function,
@@ -133,8 +133,10 @@ def make_gpu_kernel(
         code.extra,
         unaligned,
         None,
+        bool(job.scratch),
+        job.overlaps,
     )
-    return _C.GpuKernel(*arguments, True) if job.scratch else _C.GpuKernel(*arguments)
+    return _C.GpuKernel(*arguments)
 
 
 class _Unaligned:

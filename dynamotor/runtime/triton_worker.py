@@ -4,7 +4,7 @@ library, no torch.
 The script imports what compiling needs, once, and then forks a worker for each socket that it is sent. A
 worker reads pickled jobs from its socket and writes pickled answers, each behind its length:
 
-    {"source", "name", "signature", "aligned", "warps", "arch", "debug", "stages", "scratch"}
+    {"source", "name", "signature", "aligned", "warps", "arch", "debug", "stages", "scratch", ...}
     -> {"cubin", "symbol", ...} or {"error"}
 """
 

@@ -1,14 +1,14 @@
 """Generated convolutions with their epilogues, in Triton's interpreter, against eager in float64."""
 
 import random
-import subprocess
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="triton is not installed")
+
+from disassembly import sass
 
 import dynamotor
 from bench.triton_interpret import available
@@ -145,8 +145,6 @@ def test_float16_and_a_result_that_others_read(convolve):
 @pytest.mark.parametrize("through", [False, True])
 @pytest.mark.slow
 def test_a_window_builds_for_a_gpu_that_is_not_there(tmp_path, through):
-    import triton
-
     m, n, k = 32 * 28 * 28, 128, 9 * 128
     window = ConvWindow(
         128, (28, 28), (28, 28), (3, 3), (1, 1), (1, 1), (1, 1), (28 * 28 * 128, 28 * 128, 128)
@@ -164,15 +162,11 @@ def test_a_window_builds_for_a_gpu_that_is_not_there(tmp_path, through):
         )
         code = start_kernel(job).result()
         stop_workers()
-    (tmp_path / "code.cubin").write_bytes(code.cubin)
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    sass = subprocess.run(
-        [str(tool), "-sass", str(tmp_path / "code.cubin")], capture_output=True, text=True, check=True
-    ).stdout
-    copies = [line for line in sass.splitlines() if "LDGSTS" in line]
+    text = sass(code.cubin)
+    copies = [line for line in text.splitlines() if "LDGSTS" in line]
     assert (
-        "HGMMA" in sass
-        and ("UTMALDG" in sass) == through
+        "HGMMA" in text
+        and ("UTMALDG" in text) == through
         and len(copies) == (12 if through else 24)
         and all(".128" in line for line in copies)
     )  # 16 bytes at a time

@@ -11,6 +11,8 @@ import torch.nn.functional as F
 
 pytest.importorskip("triton", reason="triton is not installed")
 
+from disassembly import sass
+
 import dynamotor
 from bench.triton_interpret import available
 from dynamotor.base.config import config
@@ -426,23 +428,6 @@ def test_calls_that_are_not_aligned_take_tiles_that_fit_into_registers(tmp_path)
             text = sass(built.result().cubin)
             assert "HGMMA" in text and text.count("STL") < 32  # stores of registers that did not suffice
     stop_workers()
-
-
-def sass(cubin):
-    """The instructions of built code, by the disassembler that comes with Triton."""
-    import subprocess
-    import tempfile
-    from pathlib import Path
-
-    import triton
-
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        return subprocess.run(
-            [str(tool), "-sass", file.name], capture_output=True, text=True, check=True
-        ).stdout
 
 
 def test_a_template_builds_for_a_gpu_that_is_not_there(templates, tmp_path):

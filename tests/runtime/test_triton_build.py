@@ -37,6 +37,12 @@ extern "C" int launch(void* f, unsigned gx, unsigned gy, unsigned gz, unsigned b
   return 0;
 }
 extern "C" int set_context(void* context) { contexts++; return 0; }
+struct Attribute { int id; char pad[4]; union { char room[64]; int allowed; }; };
+struct Config { unsigned gx, gy, gz, bx, by, bz, shared; void* stream; Attribute* attributes; unsigned n; };
+extern "C" int launch_ex(const Config* c, void* f, void** parameters, void** extra) {
+  if (c->gy * c->gz * c->by * c->bz != 1 || c->n != 1 || c->attributes->id != 6 || c->attributes->allowed != 1) return 1;
+  return launch(f, c->gx, 1, 1, c->bx, 1, 1, c->shared, c->stream, parameters, extra);
+}
 """
 
 
@@ -136,6 +142,14 @@ def seen_by(library):
 def test_a_launch_passes_pointers_numbers_and_nulls(library):
     x, y = torch.zeros(8), torch.zeros(8)
     kernel_of(library)(x, y, 1234)
+    assert seen_by(library) == [77, 3, 128, 4096, 1234, x.data_ptr(), y.data_ptr(), 9, 0, 0]
+
+
+def test_a_launch_that_may_overlap_the_one_before_it_says_so(library):
+    x, y = torch.zeros(8), torch.zeros(8)
+    places = library.address("launch_ex"), library.address("set_context")
+    kernel = _C.GpuKernel(*places, 5, 77, 3, 128, 4096, 2, (9,), 2, None, library, False, True)
+    kernel(x, y, 1234)
     assert seen_by(library) == [77, 3, 128, 4096, 1234, x.data_ptr(), y.data_ptr(), 9, 0, 0]
 
 
