@@ -19,6 +19,8 @@ from .triton_kernel import TritonFunction
 Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # a tensor's shape, strides and type
 PROGRAMS = 4  # for each of a GPU's processors
 INTERPRETED = 4  # programs that share a head's keys in Triton's interpreter
+ALONE = 2  # blocks of keys that one program goes through: a kernel that joins parts takes 2 us, a block less
+FEW = 1 << 20  # bytes of keys that are read whatever the mask shows
 
 
 def attend(
@@ -64,7 +66,9 @@ def _kernels(
     (shape, _, dtype), (keys, _, _), (values, _, _), *_ = of
     groups, rows, length = shape[0] * shape[1], shape[2], keys[2]
     block = attend_triton.block_of(dtype, (shape[3], values[3]))
-    n = max(1, min(_programs(device) // max(1, groups), -(-length // block), attend_triton.MOST_SPLITS))
+    blocks = -(-length // block)
+    n = max(1, min(_programs(device) // max(1, groups), blocks, attend_triton.MOST_SPLITS))
+    n = 1 if blocks <= ALONE else n
     functions = functions_of(scale, out, n, of)
     numbers = (shape[1], length, n, *_strides(of, out))
     first = launch(device, replace(functions[0], grid=groups * n), 5, numbers)
@@ -79,7 +83,8 @@ def functions_of(scale: float, out: tuple[int, ...], n: int, of: Sequence[Key]) 
     (shape, _, dtype), _, (values, _, _), *masks = of
     widths = (shape[3], values[3])
     mask = masks[0][2] if masks else None
-    first = attend_triton.parts(dtype, mask, shape[2], widths, _strides(of, out), n, scale)
+    early = shape[0] * shape[1] * of[1][0][2] * widths[0] * dtype.itemsize <= FEW
+    first = attend_triton.parts(dtype, mask, shape[2], widths, _strides(of, out), n, scale, early)
     return [first] if n == 1 else [first, attend_triton.joined(dtype, shape[2], widths[1])]
 
 

@@ -10,6 +10,7 @@ many filled ones. With more than one, another kernel puts their parts together.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import indent
 
 import torch
 
@@ -42,11 +43,11 @@ def dm_attend(q, k, v, mask, out, heads, length, splits, {strides}):
         keys = at + tl.arange(0, {block})
         inside = (rows < {rows})[:, None] & (keys < length)[None, :]
         places = keys.to(tl.int64)
+        there = keys < length
         m = {mask}
+{early}
         if tl.max(tl.where(m == float("-inf"), 0, 1)) > 0:
-            there = keys < length
-            kt = tl.load(k + places[None, :] * k2 + e[:, None], there[None, :] & (e < {e})[:, None], 0.0)
-            vt = tl.load(v + places[:, None] * v2 + f[None, :], there[:, None] & (f < {f})[None, :], 0.0)
+{late}
             s = tl.dot(qt, kt{exact}) * {scale} + m
             high = maximum(top, tl.reduce(s, 1, maximum))
             base = tl.where(high == float("-inf"), 0.0, high)
@@ -56,6 +57,10 @@ def dm_attend(q, k, v, mask, out, heads, length, splits, {strides}):
             acc = acc * shrink[:, None] + tl.dot(p.to({kind}), vt{exact})
             top = high
 {end}
+"""
+_LOADS = """
+kt = tl.load(k + places[None, :] * k2 + e[:, None], there[None, :] & (e < {e})[:, None], 0.0)
+vt = tl.load(v + places[:, None] * v2 + f[None, :], there[:, None] & (f < {f})[None, :], 0.0)
 """
 _RESULT = """
     known = tl.where(total == 0.0, 1.0, total)
@@ -107,12 +112,15 @@ def parts(
     strides: Sequence[int],
     splits: int,
     scale: float,
+    early: bool = False,
 ) -> TritonFunction:
     """Of q, k, v, mask, and the result (one split) or the parts: each split's sums, maxima and totals.
 
-    strides: of q, k, v, mask and the result. Its numbers: heads, length, splits, then the strides.
+    strides: of q, k, v, mask and the result. Its numbers: heads, length, splits, then the strides. early:
+    keys are read while it is not known yet whether the mask shows any of them, which saves a wait for memory.
     """
     e, f = widths
+    loads = _LOADS.format(e=e, f=f).strip("\n")
     exact = ', input_precision="ieee"' if dtype == torch.float32 else ""
     loaded = 'tl.load(mask + rows[:, None] * m2 + places[None, :] * m3, inside, float("-inf")).to(tl.float32)'
     facts = {"rows": rows, "f": f, "kind": _TRITON[dtype], "size": rows * f}
@@ -125,6 +133,8 @@ def parts(
         block=block_of(dtype, widths),
         mask='tl.where(inside, 0.0, float("-inf"))' if mask is None else loaded,
         exact=exact,
+        early=indent(loads, " " * 8) if early else "",
+        late="" if early else indent(loads, " " * 12),
         scale=repr(scale),
         end=(_RESULT if splits == 1 else _PART).format(**facts).strip("\n"),
         **facts,
