@@ -21,6 +21,7 @@ from ..graph.attention_masks import ATTENTION, Attention, attention_call
 from ..graph.index_formulas import Condition, NoFormula, Position, Read, atoms
 from ..graph.mask_text import names_in, text_of
 from ..graph.masked_attention_op import BLOCK, mask_blocks
+from ..graph.sizes import Dim
 from ..graph.spec import HALVES, TensorSpec
 from ..lower.lowering import Decline, decline_if
 from .masked_attention import lines_of_mask
@@ -56,21 +57,23 @@ def _text(call: Attention, condition: Condition, reads: Sequence[Node]) -> str:
             places = {p.name for i in atom.at for p in atoms(i) if type(p) is Position}
             decline_if({"q", "k"} <= places, "it is in memory anyway")
     text = "q>=0" if condition is True else text_of(condition, reads)
-    sizes = (*call.query.shape[:3], call.key.shape[2])
-    lines_of_mask(text, [read.meta["val"] for read in reads], sizes)
+    sizes = (*call.query.hinted().shape[:3], *call.key.hinted().shape[2:3])
+    lines_of_mask(text, [read.meta["val"].hinted() for read in reads], sizes)
     return text
 
 
 def _has_kernels(call: Attention) -> bool:
-    query, key, value, given = call.query, call.key, call.value, call.given
+    query, key, value, given = call.query.hinted(), call.key.hinted(), call.value.hinted(), call.given
     sizes = (*query.shape, *key.shape, *value.shape)
+    fixed = [n for spec in (call.query, call.key, call.value) for n in spec.shape[1::2]]  # heads and widths
     return (
         call.node.target is ATTENTION
         and (query.device.type == "cuda" or config.target == "triton")
         and call.node.meta["val"].dtype in HALVES
         and not given.get("dropout_p")
         and not given.get("is_causal")
-        and all(type(n) is int and n > 0 for n in sizes)
+        and all(type(n) is int for n in fixed)
+        and min(sizes) > 0
         and query.shape[0] == key.shape[0] == value.shape[0]
         and query.shape[1] % key.shape[1] == 0
         and min(query.shape[2], key.shape[2]) >= FEWEST
@@ -84,13 +87,15 @@ def _replace(call: Attention, text: str, reads: list[Node], made: dict[Any, Node
     node, spec = call.node, call.node.meta["val"]
     graph, where = node.graph, {k: v for k, v in node.meta.items() if k != "val"}
     used = names_in(text)
-    sizes = [
-        int(n) if name in used or name in "qk" else 1
-        for name, n in zip("bhqk", (*call.query.shape[:3], call.key.shape[2]), strict=True)
-    ]
+    numbers = (*call.query.shape[:3], call.key.shape[2])
+    numbers = tuple(
+        [n if name in used or name in "qk" else 1 for name, n in zip("bhqk", numbers, strict=True)]
+    )
     with graph.inserting_before(node):
-        key = (text, *reads, *sizes, call.query.device)
+        key = (text, *reads, *map(str, numbers), call.query.device)
         if key not in made:
+            places = [(call.given["query"], n) for n in range(3)] + [(call.given["key"], 2)]
+            sizes = [_size(graph, *place, n) for place, n in zip(places, numbers, strict=True)]
             given: tuple[Any, ...] = (text, sizes, call.query.device, *reads)
             made[key] = graph.call_function(mask_blocks, given)
             # Blocks are small and for all layers: a checkpoint around one of these does not make them again.
@@ -103,12 +108,40 @@ def _replace(call: Attention, text: str, reads: list[Node], made: dict[Any, Node
         scale = float(call.query.shape[3]) ** -0.5 if scale is None else float(scale)
         op = torch.ops.dynamotor.masked_attention.default
         own = () if call.sinks is None else (call.sinks,)
-        both = graph.call_function(op, (*operands, reads, blocks, text, scale, list(spec.stride), *own))
+        stride = _stride(graph, spec, operands)
+        both = graph.call_function(op, (*operands, reads, blocks, text, scale, stride, *own))
         out = graph.call_function(operator.getitem, (both, 0))
     both.meta = dict(where)
     out.meta = dict(node.meta)
     node.replace_all_uses_with(out)
     graph.erase_node(node)
+
+
+def _size(graph: torch.fx.Graph, node: Node, dim: int, size: Dim) -> Any:
+    """A dimension's size as an argument of a call: a node where it differs between calls."""
+    if type(size) is int:
+        return size
+    made = graph.call_method("size", (node, dim))
+    made.meta = {"val": size}
+    return made
+
+
+def _stride(graph: torch.fx.Graph, spec: TensorSpec, operands: Sequence[Node]) -> list[Any]:
+    """The result's strides as an argument of a call: those of its dimensions in their order in memory."""
+    if not spec.is_symbolic:
+        return list(spec.stride)
+    of = [(operands[0], 0), (operands[0], 1), (operands[0], 2), (operands[2], 3)]
+    found: list[Any] = [0] * 4
+    step: Any = 1
+    for dim in sorted(range(4), key=lambda d: (spec.hinted().stride[d], -d)):
+        found[dim] = step
+        size = _size(graph, *of[dim], spec.shape[dim])
+        step = (
+            step * size
+            if isinstance(step, int) and isinstance(size, int)
+            else graph.call_function(operator.mul, (step, size))
+        )
+    return found
 
 
 def _as(user: Node, operand: Node, dtype: torch.dtype) -> Node:

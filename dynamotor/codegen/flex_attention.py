@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from .triton_ops import POINTER
 
 _TYPES = (torch.float16, torch.bfloat16, torch.float32)
 _LENGTHS = 32  # of which a program holds kernels
+OWN = 3  # so many have kernels of their own; the others share those whose lengths are arguments
 _NUMBERS = (F32, *[torch.int64] * 4)  # arguments of a score function; a mask's are the last four
 
 
@@ -55,6 +57,7 @@ class FusedAttention(ControlFlow):
     def __init__(self, of: FlexAttention, specs: list[TensorSpec], results: tuple[TensorSpec, ...]) -> None:
         super().__init__([], results, len(specs))
         self.of = of
+        self.lengths = 0
         self.kernels(*[spec.hinted() for spec in specs])
 
     def _run(self, *tensors: torch.Tensor) -> Tensors:
@@ -76,6 +79,8 @@ class FusedAttention(ControlFlow):
     def kernels(self, *specs: TensorSpec) -> tuple[Case, Kernels]:
         """The case of tensors with these sizes and strides, and its kernels; being built."""
         case = _case(self.of, list(specs))
+        self.lengths += 1
+        case = replace(case, general=self.lengths > OWN)
         return case, Kernels(case)
 
 
@@ -155,10 +160,10 @@ class Kernels:
 
     def _make(self, what: str, function: TritonFunction, count: int) -> Callable[..., None]:
         if self.device.type != "cuda":
-            return interpreted(function, ())
+            return interpreted(function, function.numbers)
         code = triton_build.start_kernel(self._jobs[what]).result()
         return triton_launch.make_gpu_kernel(
-            self._jobs[what], code, self.device, int(function.grid), count, ()
+            self._jobs[what], code, self.device, int(function.grid), count, function.numbers
         )
 
 

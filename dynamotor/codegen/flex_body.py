@@ -19,6 +19,7 @@ from torch import fx
 from ..autograd.joint import trace_joint
 from ..base.errors import DynamotorError
 from ..graph.nodes import operand, operands
+from ..graph.sizes import Dim
 from ..graph.spec import TensorSpec
 from ..graph.subgraphs import Body
 from ..lower.lowering import Decline, decline_if
@@ -146,9 +147,16 @@ class TileFunction:
                    and node.meta["val"].dtype != torch.bool for node in self.nodes)  # fmt: skip
 
     def lines(
-        self, given: Sequence[str], out: list[str], tangent: str = "", early: Early | None = None
+        self,
+        given: Sequence[str],
+        out: list[str],
+        tangent: str = "",
+        early: Early | None = None,
+        number: Callable[[Dim], str] = str,
     ) -> str:
-        """Append the lines; gives the text of the result, or of the first argument's gradient."""
+        """Append the lines; gives the text of the result, or of the first argument's gradient. number: how
+        the strides of tensors are written that it reads.
+        """
         wanted = self.gradient if tangent else self.result
         if tangent and self.identity:
             return tangent
@@ -168,7 +176,7 @@ class TileFunction:
             if node in found:
                 moves = not moving.isdisjoint(node.all_input_nodes)
                 lines, letter = (out, "w") if moves else (early.lines, "e")
-                text = self._text(node, known, lines, letter)
+                text = self._text(node, known, lines, letter, number)
                 known[node] = f"{letter}{len(lines)}"
                 lines.append(f"{known[node]} = {text}")
                 if moves:
@@ -177,7 +185,14 @@ class TileFunction:
                     early.names[node] = known[node]
         return known[wanted]
 
-    def _text(self, node: fx.Node, known: dict[fx.Node, str], out: list[str], letter: str) -> str:
+    def _text(
+        self,
+        node: fx.Node,
+        known: dict[fx.Node, str],
+        out: list[str],
+        letter: str,
+        number: Callable[[Dim], str] = str,
+    ) -> str:
         """One op as an expression; names of lines before it are the letter's."""
         name, spec = _name(node), node.meta["val"]
         decline_if(
@@ -186,7 +201,7 @@ class TileFunction:
         )
         compute = F32 if spec.dtype in (torch.float16, torch.bfloat16) else spec.dtype
         if name == "index":
-            return self._loaded(node, known, out, letter)
+            return self._loaded(node, known, out, letter, number)
         if name in ("scalar_tensor", "full"):
             value = node.args[-1]
             return f"tl.full((), {_literal(value)}, {TRITON[spec.dtype]})"
@@ -246,7 +261,14 @@ class TileFunction:
         ranges = [self.ranges.get(v) if isinstance(v, fx.Node) else (v, v) for v in values]
         return all(r is not None and r[0] >= -(2**24) and r[1] <= 2**24 for r in ranges)
 
-    def _loaded(self, node: fx.Node, known: dict[fx.Node, str], out: list[str], letter: str) -> str:
+    def _loaded(
+        self,
+        node: fx.Node,
+        known: dict[fx.Node, str],
+        out: list[str],
+        letter: str,
+        number: Callable[[Dim], str],
+    ) -> str:
         """An element of a tensor that the function reads."""
         tensor, given = operand(node, 0), operands(node, 1)
         spec: TensorSpec = tensor.meta["val"]
@@ -257,7 +279,8 @@ class TileFunction:
         for index, size, stride in zip(indices, spec.shape, spec.stride, strict=True):
             decline_if(index.meta["val"].dtype == torch.bool, "a mask as an index")
             low, high = self.ranges.get(index, (-1, size))
-            times = f".to(tl.int64) * {stride}" if size * stride >= 2**31 else f" * {stride}"
+            step = number(stride) if stride != 1 else "1"
+            times = f".to(tl.int64) * {step}" if size * stride >= 2**31 else f" * {step}"
             if low >= 0 and high < size:
                 at.append(f"({known[index]}){times}")
                 continue

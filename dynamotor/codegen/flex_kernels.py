@@ -17,6 +17,7 @@ import torch
 
 from ..base.cache import digest
 from ..graph.result_strides import preserved_stride
+from ..graph.sizes import Dim
 from ..graph.spec import TensorSpec
 from .flex_body import TRITON, Early, TileFunction
 from .triton_kernel import TritonFunction
@@ -50,6 +51,7 @@ class Case:
     """One kind of call. rows, columns: blocks that are masked element by element, and those that are not at
     all, by rows of queries and by rows of keys (None: not known). block: queries and keys of a block. out:
     the output and its gradient (None: row-major). sinks: a score of each head that no value belongs to.
+    general: lengths and the strides that follow from them are arguments, so that one function serves all.
     Gradients of the operands are laid out as these, if they are dense.
     """
 
@@ -66,6 +68,7 @@ class Case:
     columns: tuple[Blocks, Blocks | None] | None = None
     out: TensorSpec | None = None
     sinks: TensorSpec | None = None
+    general: bool = False
 
     @property
     def result(self) -> TensorSpec:
@@ -100,6 +103,8 @@ class _Writer:
         self.lines: list[str] = []
         self.indent = 1
         self.length, self.width = int(case.query.shape[2]), int(case.key.shape[2])
+        self.numbers: dict[str, tuple[int, str]] = {}  # arguments of a general case: their values and types
+        self.n_q, self.n_k = (self.number(n, "i32") for n in (self.length, self.width))
         self.e, self.f = int(case.query.shape[3]), int(case.value.shape[3])
         self.ep, self.fp = _power(self.e), _power(self.f)
         self.wide = any(fn is not None and fn.wide for fn in (case.score, case.mask))
@@ -113,15 +118,29 @@ class _Writer:
     def line(self, text: str) -> None:
         self.lines.append("    " * self.indent + text)
 
+    def number(self, value: Dim, kind: str = "i64") -> str:
+        """The text of a number that lengths decide."""
+        if not self.case.general:
+            return str(value)
+        name = f"i{len(self.numbers)}"
+        self.numbers[name] = int(value), kind
+        return name
+
+    def stride(self, step: Dim) -> str:
+        """The text of a stride between batches or heads of a tensor with rows of whole vectors."""
+        return self.number(step, "i64" if int(step) % 16 else "i64:16")
+
     def text(self, text: str) -> None:
         """The lines of a text that is indented as the code around it."""
         for line in lines_of(text):
             self.line(line)
 
     def load(
-        self, name: str, spec: TensorSpec, rows: str, size: int, width: tuple[int, int], flip: bool
+        self, name: str, spec: TensorSpec, rows: str, size: str, width: tuple[int, int], flip: bool
     ) -> str:
-        """A tile of a tensor that starts at `name`: `rows` below `size`, by columns; flip: columns first."""
+        """A tile of a tensor that starts at `name`: `rows` below `size` (if any), by columns; flip: columns
+        first.
+        """
         columns, mask = f"tl.arange(0, {width[1]})", []
         down, across = ("[None, :]", "[:, None]") if flip else ("[:, None]", "[None, :]")
         far = ".to(tl.int64)" if int(spec.shape[2]) * int(spec.stride[2]) >= 2**31 else ""
@@ -132,22 +151,22 @@ class _Writer:
             mask.append(f"({columns} < {width[0]}){across}")
         return f"tl.load({text}, {' & '.join(mask)}, 0.0)" if mask else f"tl.load({text})"
 
-    def tail(self, side: int) -> int:
-        """How many queries (side 0) or keys there are, where a tile may hold positions behind them; else 0.
+    def tail(self, side: int) -> str:
+        """How many queries (side 0) or keys there are, where a tile may hold positions behind them; else "".
 
         Tiles that a mask's blocks lead to may be behind the end as a whole.
         """
         size, step = (self.length, self.m) if side == 0 else (self.width, self.n)
         if self.blocks is not None and side == (0 if self.what == "keys" else 1):
             step = self.case.block[side]
-        return size if size % step else 0
+        return (self.n_q, self.n_k)[side] if self.case.general or size % step else ""
 
     def positions(self, name: str, start: str, count: int) -> None:
         self.line(f"{name} = {start} + tl.arange(0, {count})")
 
     def at(self, spec: TensorSpec, batch: str, head: str) -> str:
         """The offset of a tensor's part for a batch and head."""
-        return f"{batch} * {spec.stride[0]} + {head} * {spec.stride[1]}"
+        return f"{batch} * {self.stride(spec.stride[0])} + {head} * {self.stride(spec.stride[1])}"
 
     def parts(self) -> None:
         """Lines that lead to the parts of q, k and v that a batch and a head of queries use."""
@@ -185,24 +204,24 @@ class _Writer:
         if masked and case.mask is not None:
             tests.append(f"({self.inline(case.mask, [*places, *free[case.n_score :]])})")
         if self.tail(1):
-            tests.append(f"({'cols[None, :]' if by_query else 'cols[:, None]'} < {self.width})")
+            tests.append(f"({'cols[None, :]' if by_query else 'cols[:, None]'} < {self.n_k})")
         if self.what == "keys" and self.tail(0):
-            tests.append(f"(rows[None, :] < {self.length})")
+            tests.append(f"(rows[None, :] < {self.n_q})")
         if tests:
             self.line(f's = tl.where({" & ".join(tests)}, s, float("-inf"))')
 
     def position(self, key: bool) -> None:
         """A line for the positions of the tile's queries or keys, as they are broadcast."""
-        name, of, size = ("ki", "cols", self.width) if key else ("qi", "rows", self.length)
+        name, of, size = ("ki", "cols", self.n_k) if key else ("qi", "rows", self.n_q)
         across = "[:, None]" if key == (self.what == "keys") else "[None, :]"
         kind = "tl.int64" if self.wide else "tl.int32"
-        self.line(f"{name} = tl.minimum({of}{across}, {size - 1}).to({kind})")
+        self.line(f"{name} = tl.minimum({of}{across}, {size} - 1).to({kind})")
 
     def inline(self, fn: TileFunction, given: list[str], tangent: str = "") -> str:
         """Lines for a function's result, those that do not change in the loop before it; gives its text."""
         own: list[str] = []
         before = len(self.early.lines)
-        text = fn.lines(given, own, tangent, self.early)
+        text = fn.lines(given, own, tangent, self.early, self.number)
         place, indent = self.before_loop
         new = ["    " * indent + line for line in self.early.lines[before:]]
         self.lines[place:place] = new
@@ -220,7 +239,7 @@ class _Writer:
                 self.line(f"ds = tl.where({p} > 0, {text}, 0.0)")
 
     # -- loops -----------------------------------------------------------------------------------------------
-    def over(self, body: Any, step: int, size: int, own: str, side: int) -> None:
+    def over(self, body: Any, step: int, size: str, own: str, side: int) -> None:
         """Run `body(start, masked)` for the tiles along one side: all, or those in the blocks of a mask.
 
         own: the block of the other side that this program is in.
@@ -239,11 +258,13 @@ class _Writer:
                 continue
             batch = "b" if blocks.count.shape[0] != 1 else "0"
             head = "h" if blocks.count.shape[1] != 1 else "0"
-            count = self.at(blocks.count, batch, head)
-            index = self.at(blocks.index, batch, head)
+            count, index = (
+                f"{batch} * {self.number(spec.stride[0])} + {head} * {self.number(spec.stride[1])}"
+                for spec in (blocks.count, blocks.index)
+            )
             self.text(f"""
                 n{k} = tl.load(c{k} + {count} + ({own}) * {blocks.count.stride[2]})
-                of{k} = x{k} + {index} + ({own}) * {blocks.index.stride[2]}
+                of{k} = x{k} + {index} + ({own}) * {self.number(blocks.index.stride[2])}
                 for t in tl.range(0, n{k} * {per}):
             """)
             apart = blocks.index.stride[3]
@@ -263,12 +284,16 @@ class _Writer:
         if self.blocks is not None:
             parameters |= {f"{word}{k}": "*i32" for k, b in enumerate(self.blocks) if b for word in "cx"}
         parameters |= {f"f{n}": POINTER[spec.dtype] for n, spec in enumerate(case.free)}
+        parameters |= {name: kind for name, (_, kind) in self.numbers.items()}
         text = "\n".join(self.lines)
         name = f"dm_flex_{self.what}_{digest(text, repr(parameters))[:12]}"
         source = f"@triton.jit\ndef {name}({', '.join(parameters)}):\n{text}\n"
         checks = any(fn is not None and fn.checks for fn in (case.score, case.mask))
         signature = tuple(parameters.values())
-        return TritonFunction(name, source, signature, programs, self.warps, checks, self.stages)
+        numbers = tuple(value for value, _ in self.numbers.values())
+        return TritonFunction(
+            name, source, signature, programs, self.warps, checks, self.stages, numbers=numbers
+        )
 
 
 def _power(n: int) -> int:
@@ -288,12 +313,13 @@ def _start(w: _Writer, side: int) -> int:
     """Which tile of a side (0: queries, 1: keys), batch and head a program is for; how many there are."""
     size, step, spec = (w.length, w.m, w.case.query) if side == 0 else (w.width, w.n, w.case.key)
     heads, count = int(spec.shape[1]), -(-size // step)
+    tiles = f"tl.cdiv({(w.n_q, w.n_k)[side]}, {step})" if w.case.general else str(count)
     w.text(f"""
         pid = tl.program_id(0)
-        of = pid // {count}
+        of = pid // {tiles}
         b = (of // {heads}).to(tl.int64)
         h = (of % {heads}).to(tl.int64)
-        first = pid % {count} * {step}
+        first = pid % {tiles} * {step}
     """)
     w.positions("cols" if side else "rows", "first", step)
     return count * heads * int(spec.shape[0])
@@ -339,12 +365,12 @@ def forward(case: Case, tiles: str = "") -> TritonFunction:
         w.line(f"acc = acc * shrink[:, None] + {_dot(w, f'p.to({kind})', 'vt')}")
         w.line("top = high")
 
-    w.over(body, w.n, w.width, f"first // {case.block[0] or 1}", 1)
+    w.over(body, w.n, w.n_k, f"first // {case.block[0] or 1}", 1)
     w.line("acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]")
-    w.line(f"at = of.to(tl.int64) * {w.length} + rows")
-    end = f", rows < {w.length}" if w.tail(0) else ""
+    w.line(f"at = of.to(tl.int64) * {w.n_q} + rows")
+    end = f", rows < {w.n_q}" if w.tail(0) else ""
     w.line(f"tl.store(lse + at, (top * {w.unit!r} + tl.log2(total)) * {1 / LOG2E!r}{end})")
-    _store(w, "out", case.result, "rows", w.length if w.tail(0) else 0, (w.f, w.fp), "acc")
+    _store(w, "out", case.result, "rows", w.tail(0), (w.f, w.fp), "acc")
     kinds = {
         name: POINTER[spec.dtype] for name, spec in (("q", case.query), ("k", case.key), ("v", case.value))
     }
@@ -369,13 +395,13 @@ def delta(case: Case) -> TritonFunction:
     w = _Writer(replace(case, rows=None, score=None, mask=None, free=(), n_score=0), "delta", (64, 16, 4, 1))
     programs = _start(w, 0)
     end = w.tail(0)
-    below, otherwise = (f", rows < {w.length}", ", 0.0") if end else ("", "")
+    below, otherwise = (f", rows < {w.n_q}", ", 0.0") if end else ("", "")
     for name in ("out", "grad"):
         w.line(f"{name} += {w.at(case.result, 'b', 'h')}")
     w.text(f"""
         a = {w.load("out", case.result, "rows", end, (w.f, w.fp), False)}.to(tl.float32)
         g = {w.load("grad", case.result, "rows", end, (w.f, w.fp), False)}.to(tl.float32)
-        at = of.to(tl.int64) * {w.length} + rows
+        at = of.to(tl.int64) * {w.n_q} + rows
         less = tl.load(grad_lse + at{below}{otherwise})
         tl.store(delta + at, tl.sum(a * g, 1) - less{below})
     """)
@@ -385,7 +411,7 @@ def delta(case: Case) -> TritonFunction:
 
 def _sums(w: _Writer, at: str) -> None:
     """Lines that load a row's logarithm of its sum (to base 2), and what its slope is less by."""
-    end = f", rows < {w.length}, 0.0" if w.tail(0) else ""
+    end = f", rows < {w.n_q}, 0.0" if w.tail(0) else ""
     w.text(f"""
         sum = tl.load(lse + {at}{end})
         sum = tl.where(sum == float("-inf"), 0.0, sum * {LOG2E!r})
@@ -404,7 +430,7 @@ def queries(case: Case) -> TritonFunction:
         grad += {w.at(case.result, "b", "h")}
         gt = {w.load("grad", case.result, "rows", end, (w.f, w.fp), False)}
     """)
-    _sums(w, f"of.to(tl.int64) * {w.length} + rows")
+    _sums(w, f"of.to(tl.int64) * {w.n_q} + rows")
     w.line(f"acc = tl.full([{w.m}, {w.ep}], 0.0, tl.float32)")
 
     def body(at: str, masked: bool) -> None:
@@ -417,9 +443,9 @@ def queries(case: Case) -> TritonFunction:
         w.slope("p", _dot(w, "gt", "vt"), "less[:, None]")
         w.line(f"acc += {_dot(w, f'ds.to({TRITON[case.key.dtype]})', 'tl.trans(kt)')}")
 
-    w.over(body, w.n, w.width, f"first // {case.block[0] or 1}", 1)
+    w.over(body, w.n, w.n_k, f"first // {case.block[0] or 1}", 1)
     like = gradient_of(case.query)
-    _store(w, "dq", like, "rows", w.length if end else 0, (w.e, w.ep), f"acc * {case.scale!r}")
+    _store(w, "dq", like, "rows", end, (w.e, w.ep), f"acc * {case.scale!r}")
     return w.function({**_operands(case), "dq": POINTER[case.query.dtype]}, programs)
 
 
@@ -442,7 +468,7 @@ def keys(case: Case) -> TritonFunction:
     w.text(f"""
         h = g * {case.groups} + member
         qh = q + {w.at(case.query, "b", "h")}
-        row0 = (b * {int(case.query.shape[1])} + h).to(tl.int64) * {w.length}
+        row0 = (b * {int(case.query.shape[1])} + h).to(tl.int64) * {w.n_q}
         gh = grad + {w.at(case.result, "b", "h")}
     """)
 
@@ -458,12 +484,11 @@ def keys(case: Case) -> TritonFunction:
         w.slope("p", _dot(w, "vt", "tl.trans(gt)"), "less[None, :]")
         w.line(f"dkt += {_dot(w, f'ds.to({TRITON[case.query.dtype]})', 'tl.trans(qt)')}")
 
-    w.over(body, w.m, w.length, f"first // {case.block[1] or 1}", 0)
+    w.over(body, w.m, w.n_q, f"first // {case.block[1] or 1}", 0)
     w.indent -= 1
-    size = w.width if end else 0
     w.line("h = g")
-    _store(w, "dk", gradient_of(case.key), "cols", size, (w.e, w.ep), f"dkt * {case.scale!r}")
-    _store(w, "dv", gradient_of(case.value), "cols", size, (w.f, w.fp), "dvt")
+    _store(w, "dk", gradient_of(case.key), "cols", end, (w.e, w.ep), f"dkt * {case.scale!r}")
+    _store(w, "dv", gradient_of(case.value), "cols", end, (w.f, w.fp), "dvt")
     outs = {"dk": POINTER[case.key.dtype], "dv": POINTER[case.value.dtype]}
     return w.function({**_operands(case), **outs}, programs)
 
@@ -479,7 +504,7 @@ def _operands(case: Case) -> dict[str, str]:
 
 
 def _store(
-    w: _Writer, name: str, spec: TensorSpec, rows: str, size: int, width: tuple[int, int], value: str
+    w: _Writer, name: str, spec: TensorSpec, rows: str, size: str, width: tuple[int, int], value: str
 ) -> None:
     """Write a tile to rows of batch `b` and head `h` of a tensor; size: their end, if they may pass it."""
     across = f"tl.arange(0, {width[1]})"

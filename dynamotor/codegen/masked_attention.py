@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import fx
@@ -22,6 +22,7 @@ from .flex_body import TileFunction
 from .flex_kernels import Blocks, Case
 
 Tensors = Sequence[torch.Tensor]
+_lengths: dict[Hashable, set[tuple[Dim, Dim]]] = {}  # of queries and keys, by kind of call
 
 
 def forward(
@@ -81,8 +82,12 @@ def _kernels(
     seen = lines_of_mask(mask, reads, (*query.shape[:3], key.shape[2]))
     out = TensorSpec((*query.shape[:3], value.shape[3]), stride, query.dtype, query.device)
     rows, columns = (blocks[0], blocks[1]), (blocks[2], blocks[3])
+    sinks = rest[8] if len(rest) > 8 else None
+    lengths = _lengths.setdefault((which, mask, scale, query.dtype, query.shape[3], value.shape[3]), set())
+    lengths.add((query.shape[2], key.shape[2]))
+    general = len(lengths) > flex_attention.OWN
     given = query, key, value, scale, None, seen
-    case = Case(*given, tuple(reads), 0, (BLOCK, BLOCK), rows, columns, out, *rest[8:])
+    case = Case(*given, tuple(reads), 0, (BLOCK, BLOCK), rows, columns, out, sinks, general)
     return Kernels(case, which)
 
 

@@ -89,7 +89,7 @@ class TritonFunction:
 
     stages: depth of its software pipeline; 0: Triton's own. scratch: bytes of memory of its own that each
     program needs; the launch's last tensor then is that memory. fallback: the function for pointers that are
-    no multiples of 16.
+    no multiples of 16. numbers: arguments of a launch behind the pointers, where the function says them.
     """
 
     name: str
@@ -101,6 +101,7 @@ class TritonFunction:
     stages: int = 0
     scratch: int = 0
     fallback: TritonFunction | None = None
+    numbers: tuple[int, ...] = ()
 
 
 class TileEmitter:

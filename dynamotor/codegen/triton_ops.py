@@ -105,9 +105,8 @@ def overlap():
     """Let the next kernel's programs start, and wait until all before this one have ended: nothing may touch
     memory before.
     """
-    tl.inline_asm_elementwise(
-        "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0", "=r", [], dtype=tl.int32, is_pure=False, pack=1
-    )
+    text: tl.constexpr = "griddepcontrol.launch_dependents; griddepcontrol.wait; // $0"
+    tl.inline_asm_elementwise(text, "=r", [], dtype=tl.int32, is_pure=False, pack=1)
 
 @triton.jit
 def float_of_byte(x):

@@ -59,9 +59,9 @@ def mask_blocks(
     all; the same by columns.
     """
     shows = shown(mask, reads, sizes, device)
-    down, across = (-n % BLOCK for n in shows.shape[2:])
-    shows = torch.nn.functional.pad(shows, (0, across, 0, down))
-    tiled = shows.unflatten(3, (-1, BLOCK)).unflatten(2, (-1, BLOCK))
+    down, across = ((n + BLOCK - 1) // BLOCK for n in shows.shape[2:])
+    shows = torch.nn.functional.pad(shows, (0, across * BLOCK - sizes[3], 0, down * BLOCK - sizes[2]))
+    tiled = shows.unflatten(3, (across, BLOCK)).unflatten(2, (down, BLOCK))
     count = tiled.sum((3, 5), dtype=torch.int32)
     whole = count == BLOCK * BLOCK
     part = (count > 0) & ~whole

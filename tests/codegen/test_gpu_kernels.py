@@ -1,4 +1,4 @@
-"""Triton functions as jobs: what is put around their text for a GPU."""
+"""Triton functions as jobs for a GPU: their launches overlap."""
 
 import re
 

@@ -15,6 +15,9 @@ from bench.triton_interpret import available
 from dynamotor import config
 from dynamotor.base.events import collect, counters
 from dynamotor.capture import siblings
+from dynamotor.codegen import masked_attention
+from dynamotor.graph.masked_attention_op import BLOCK
+from dynamotor.graph.spec import TensorSpec
 
 pytestmark = pytest.mark.skipif(not available(), reason="Triton is not there as an interpreter")
 OP = torch.ops.dynamotor.masked_attention.default
@@ -57,6 +60,50 @@ def compiled(f, given, rest=(IDS, KEEP), **options):
         out = dynamotor.compile(f, fullgraph=True, **options)(*given, *rest)
         found = torch.autograd.grad(out, given, torch.ones_like(out)) if out.requires_grad else ()
     return [out, *found], {kind: n for kind, n in counters["attention masks"].items() if n}
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_mask_becomes_blocks_at_each_length_that_a_function_sees(transposed):
+    def f(q, k, v, ids):
+        places = torch.arange(q.shape[2])
+        mask = (places[:, None] >= places) & (places[:, None] - places < 90)
+        mask = mask & (ids[:, None, :, None] == ids[:, None, None, :])
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        return out.transpose(1, 2).flatten(2) if transposed else out
+
+    counters["attention masks"].clear()
+    call = dynamotor.compile(f, fullgraph=True)
+    for length in (300, 400, 333, 289, 416):  # from the fourth on lengths are arguments of the kernels
+        shape = (2, length, H, D) if transposed else (2, H, length, D)
+        given = [torch.randn(shape, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        given = [t.transpose(1, 2) if transposed else t for t in given]
+        ids = torch.randint(0, 3, (2, length)).sort().values
+        with config.patch(target="triton", check=True):
+            out = call(*given, ids)
+            found = [out, *torch.autograd.grad(out, given, torch.ones_like(out))]
+        want = f(*given, ids)
+        assert out.stride() == want.stride()
+        for a, b in zip(found, [want, *torch.autograd.grad(want, given, torch.ones_like(want))], strict=True):
+            torch.testing.assert_close(a, b, rtol=2e-2, atol=4e-2)
+    assert counters["attention masks"]["blocks"] == 2 and not counters["attention masks"]["kept"]
+
+
+def functions_at(length, which, mask):
+    """The functions of a call of this length, by name."""
+    of = TensorSpec.dense((1, H, length, D), torch.bfloat16, torch.device("cpu"))
+    n = -(-length // BLOCK)
+    pair = [TensorSpec.dense(shape, torch.int32, of.device) for shape in ((1, 1, n), (1, 1, n, n))]
+    return masked_attention._kernels(which, mask, 0.5, of.stride, 0, of, of, of, *pair * 4)._functions
+
+
+def test_many_lengths_share_functions_whose_lengths_are_arguments():
+    which = ("forward", "delta", "queries", "keys")
+    found = [functions_at(n, which, "q-k-7>=0") for n in (300, 400, 333, 289, 417, 1023)]
+    assert all(f.numbers == () for f in found[2].values())
+    for what, f in found[3].items():
+        others = [each[what] for each in found[4:]]
+        assert all((o.name, o.source, o.signature) == (f.name, f.source, f.signature) for o in others)
+        assert f.numbers[:2] == (289, 289) and others[0].numbers[:2] == (417, 417)
 
 
 @pytest.mark.sweep(3)
