@@ -4,7 +4,7 @@ beside cuDNN's kernels where they know the mask without a matrix.
 
 A call runs several layers that share a mask. Ours computes the mask from its formula in each call.
 
-    python -m bench masks --jobs 12                                  # all on a GPU; 12 processes compile first
+    python -m bench masks --jobs 12                                  # all on a GPU; 12 processes compile side by side
     python -m bench masks --lengths 2048 --kinds causal,window
     python -m bench masks --device cpu --small                       # the interpreter: right or not
 """
@@ -12,13 +12,16 @@ A call runs several layers that share a mask. Ours computes the mask from its fo
 from __future__ import annotations
 
 import argparse
+import contextlib
+import fcntl
 import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -200,9 +203,8 @@ def _timed(calls: dict[str, Callable[[], Any]], phase: str, args: argparse.Names
         torch.cuda.reset_peak_memory_stats()
         calls["ours"]()
         peak = (torch.cuda.max_memory_allocated() - held) / 1e6
-    if args.prepare:
-        return {"phase": phase}
-    rounds = turns(calls, seconds=args.seconds, finish=lambda: finish(args.device), turn=0.03)
+    with _alone(args.lock):
+        rounds = turns(calls, seconds=args.seconds, finish=lambda: finish(args.device), turn=0.03)
     ms = {who: statistics.median(r[who] for r in rounds) * 1e3 for who in calls}
     return {
         "phase": phase,
@@ -215,30 +217,72 @@ def _timed(calls: dict[str, Callable[[], Any]], phase: str, args: argparse.Names
 def main(argv: list[str] | None = None) -> int:
     """Print a table and write JSON; 0 when every row is right and at least as fast as torch.compile's."""
     args = _arguments(argv)
-    cases = list(
-        itertools.product(
-            args.kinds.split(","), map(int, args.lengths.split(",")), map(int, args.widths.split(","))
-        )
-    )
-    if args.prepare:
-        part, parts = map(int, args.prepare.split("/"))
-        cases = cases[part::parts]
-    elif args.jobs:
-        _prepare(argv if argv is not None else sys.argv[1:], args.jobs)
+    found = (part.split(",") for part in (args.kinds, args.widths, args.lengths))
+    cases = [(kind, int(length), int(width)) for kind, width, length in itertools.product(*found)]
     rows: list[dict[str, Any]] = []
-    with config.patch(target="triton" if args.device == "cpu" else ""):
-        for kind, length, width in cases:
-            found = measure(kind, args, length, width)
-            if not args.prepare:
-                rows += found
-                print(json.dumps(found), flush=True)
-                gpu = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
-                facts = {"gpu": gpu, "torch": torch.__version__, "command": " ".join(sys.argv[1:])}
-                write_json(args.json, {**facts, "layers": LAYERS, "rows": rows})
-    if not args.prepare:
-        print(render(list(map(_cells, rows)), COLUMNS))
-        print(f"geometric mean: {geometric_mean([row['times'][1] for row in rows]):.2f} times as fast")
+    for row in _side_by_side(argv, args.jobs) if args.jobs else _rows(args, cases):
+        rows.append(row)
+        print(json.dumps(row), flush=True)
+        gpu = torch.cuda.get_device_name() if args.device == "cuda" else "cpu"
+        facts = {
+            "gpu": gpu,
+            "torch": torch.__version__,
+            "command": "python -m bench masks " + " ".join(sys.argv[1:]),
+        }
+        write_json(args.json, {**facts, "layers": LAYERS, "rows": rows})
+    if args.part:
+        return 0
+    rows.sort(key=lambda row: cases.index((row["mask"], row["length"], row["width"])))
+    print(render(list(map(_cells, rows)), COLUMNS))
+    print(f"geometric mean: {geometric_mean([row['times'][1] for row in rows]):.2f} times as fast")
     return int(any(row["times"][1] < 1 or row["error"] > 0.02 for row in rows))
+
+
+def _rows(args: argparse.Namespace, cases: list[tuple[str, int, int]]) -> Iterator[dict[str, Any]]:
+    """The rows that this process measures: all lengths of some masks and widths."""
+    part, parts = map(int, (args.part or "0/1").split("/"))
+    several = [list(of) for _, of in itertools.groupby(cases, lambda case: (case[0], case[2]))]
+    with config.patch(target="triton" if args.device == "cpu" else ""):
+        for kind, length, width in itertools.chain(*several[part::parts]):
+            yield from measure(kind, args, length, width)
+
+
+def _side_by_side(argv: list[str] | None, jobs: int) -> Iterator[dict[str, Any]]:
+    """The rows of several processes, which compile side by side and time in turn."""
+    given = argv if argv is not None else sys.argv[1:]
+    with tempfile.NamedTemporaryFile() as lock:
+        command = [
+            sys.executable,
+            "-m",
+            "bench",
+            "masks",
+            *given,
+            "--jobs",
+            "0",
+            "--json",
+            "",
+            "--lock",
+            lock.name,
+        ]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        running = [
+            subprocess.Popen([*command, "--part", f"{n}/{jobs}"], env=env, stdout=subprocess.PIPE, text=True)
+            for n in range(jobs)
+        ]
+        for one in running:
+            assert one.stdout is not None
+            yield from (json.loads(line) for line in one.stdout if line.startswith("{"))
+
+
+@contextlib.contextmanager
+def _alone(lock: str) -> Iterator[None]:
+    """Where no other process of this run times anything."""
+    if not lock:
+        yield
+        return
+    with open(lock) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -251,24 +295,16 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--lengths", default="2048,8192,32768")
     parser.add_argument("--widths", default="64,128", help="of a head")
     parser.add_argument("--seconds", type=float, default=0.3, help="of a row")
-    parser.add_argument("--jobs", type=int, default=0, help="processes that compile everything first")
+    parser.add_argument("--jobs", type=int, default=0, help="processes that compile side by side")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="a few heads of 300 positions")
     parser.add_argument("--json", help="file for the figures")
-    parser.add_argument("--prepare", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--part", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.small:
         args.lengths, args.widths = "300", "16"
     return args
-
-
-def _prepare(given: list[str], jobs: int) -> None:
-    """Fill the caches of both compilers."""
-    command = [sys.executable, "-m", "bench", "masks", *given]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    running = [subprocess.Popen([*command, "--prepare", f"{n}/{jobs}"], env=env) for n in range(jobs)]
-    for one in running:
-        one.wait()
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
