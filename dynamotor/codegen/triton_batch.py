@@ -12,9 +12,10 @@ that can run by then run with it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..base.cache import digest
 from ..base.events import counters
 from ..graph.spec import numel
 from ..lower.ir import Kernel, Store, of_kind
@@ -30,7 +31,9 @@ from .triton_sizes import NUMBERS, constant_of, settle
 SMALL = 1 << 20  # elements up to which a launch costs a map as much as its memory does
 SMALL_SUMS = 1 << 22  # of sums of rows: from here on they fill the GPU
 MOST_PROGRAMS = 1 << 11  # of a product of few rows
+TINY = 132  # programs of a map that may share a launch with others than its like
 FEWEST = 4  # maps of a kind for which it pays to build another function
+START = "    pid = tl.program_id(0)\n"  # the first line of a map's function
 BLOCK = 1024  # elements that a program takes
 MOST_POINTERS = 480  # parameters of a launch are 4 kB
 MOST_BYTES = 64 << 20  # of intermediates that wait for a batch, or that a batch makes early
@@ -47,17 +50,26 @@ class _Item:
     nbytes: int
 
 
+_Writer = Callable[[Sequence[_Item], Mapping[str, str]], TritonFunction]  # of items, and pointers by buffer
+
+
 def batched(program: Program) -> Program:
-    """The program with maps that are equal but for sizes run together."""
+    """The program with maps that are equal but for sizes run together, and with tiny maps of all kinds."""
     found = [_item(step, program) for step in program.steps]
     counts = Counter(item.kind for item in found if item is not None)
     items = [item if item is not None and counts[item.kind] >= FEWEST else None for item in found]
+    program = _together(program, items, _function)
+    return _together(program, [_tiny(step, program) for step in program.steps], _side_by_side)
+
+
+def _together(program: Program, items: Sequence[_Item | None], function: _Writer) -> Program:
+    """The program with items of a kind in one launch where they can be."""
     if not any(items):
         return program
     steps: list[Step] = []
     for group in _in_order(program, items):
         batch = [item for n in group if (item := items[n]) is not None]
-        steps += [_one_launch(batch)] if len(batch) > 1 else [program.steps[n] for n in group]
+        steps += [_one_launch(batch, function)] if len(batch) > 1 else [program.steps[n] for n in group]
     return replace(program, steps=steps)
 
 
@@ -77,9 +89,24 @@ def _item(step: Step, program: Program) -> _Item | None:
     else:
         draft = draft_piece(LaunchPiece(kernel, plan, {}))
     parts = NUMBERS.split(draft.source)
+    kind = (*parts[::2], draft.signature, step.ints)
+    return _Item(step, draft, kind, tuple(parts[1::2]), _nbytes(step, program))
+
+
+def _tiny(step: Step, program: Program) -> _Item | None:
+    """A map that takes little more than its launch; None for another step. All are of one kind."""
+    if not isinstance(step, TritonStep) or step.function is None or step.kernel is None or step.partial:
+        return None
+    function = step.function
+    if not is_map(step.kernel) or function.grid > TINY or step.ints or START not in function.source:
+        return None
+    return _Item(step, function, (), (), _nbytes(step, program))
+
+
+def _nbytes(step: TritonStep, program: Program) -> int:
+    """Bytes of the intermediates that a step reads or writes."""
     buffers = (program.buffers[name] for name in step.args)
-    nbytes = sum(b.spec.extent * b.spec.dtype.itemsize for b in buffers if b.kind == "temp")
-    return _Item(step, draft, (*parts[::2], draft.signature, step.ints), tuple(parts[1::2]), nbytes)
+    return sum(b.spec.extent * b.spec.dtype.itemsize for b in buffers if b.kind == "temp")
 
 
 def _plan(kernel: Kernel) -> LaunchPlan | None:
@@ -178,7 +205,7 @@ def _in_order(program: Program, items: Sequence[_Item | None]) -> Iterator[list[
 
 
 # -- one launch ----------------------------------------------------------------------------------------------
-def _one_launch(items: Sequence[_Item]) -> TritonStep:
+def _one_launch(items: Sequence[_Item], function: _Writer) -> TritonStep:
     """The step that runs these maps."""
     steps = [item.step for item in items]
     pointers = {name: f"a{n}" for n, name in enumerate(dict.fromkeys(a for step in steps for a in step.args))}
@@ -192,8 +219,30 @@ def _one_launch(items: Sequence[_Item]) -> TritonStep:
         writes=tuple(dict.fromkeys(name for step in steps for name in step.writes)),
         inplace=tuple(pair for step in steps for pair in step.inplace if used[pair[1]] == 1),
         note=f"{len(items)} times: {steps[0].note}",
-        function=_function(items, pointers),
+        function=function(items, pointers),
     )
+
+
+def _side_by_side(items: Sequence[_Item], pointers: Mapping[str, str]) -> TritonFunction:
+    """The function of one launch for different maps: each program calls one of them."""
+    functions = {item.draft.name: item.draft for item in items}
+    kinds = {n: k for item in items for n, k in zip(item.step.args, item.draft.signature, strict=True)}
+    lines: list[str] = []
+    end = 0
+    for item in items:
+        end += int(item.draft.grid)
+        given = [f"at - {end - int(item.draft.grid)}", *(pointers[name] for name in item.step.args)]
+        lines += [f"{'elif' if lines else 'if'} at < {end}:", f"    {item.draft.name}({', '.join(given)})"]
+    body = "".join(f"    {line}\n" for line in ["at = tl.program_id(0)", *lines])
+    called = "".join(
+        f.source.replace(f"def {name}(", f"def {name}(pid, ").replace(START, "")
+        for name, f in functions.items()
+    )
+    name = f"dm_maps_{digest(called, body)[:12]}"
+    text = f"{called}@triton.jit\ndef {name}({', '.join(pointers.values())}):\n{body}"
+    signature = tuple(kinds[name] for name in pointers)
+    warps, checks = max(f.warps for f in functions.values()), any(f.checks for f in functions.values())
+    return TritonFunction(name, text, signature, end, warps, checks)
 
 
 def _function(items: Sequence[_Item], pointers: Mapping[str, str]) -> TritonFunction:

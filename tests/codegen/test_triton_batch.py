@@ -69,6 +69,53 @@ def test_numbers_that_differ_belong_to_their_maps():
     torch.testing.assert_close(got, [*scaled(*inputs), *inputs], rtol=0, atol=0)
 
 
+def rotated(x, cos, sin):
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
+
+
+def decoded(q, k, v, cos, sin, keys, values, at):
+    """Three maps of different kinds: a step of decoding between its products."""
+    keys.index_copy_(1, at, rotated(k, cos, sin))
+    values.index_copy_(1, at, v)
+    return (rotated(q, cos, sin),)
+
+
+def decoding():
+    q, k, v = (torch.randn(n, 1, 64) for n in (32, 8, 8))
+    angles = torch.randn(1, 64)
+    caches = (torch.randn(8, 50, 64) for _ in range(2))
+    return q, k, v, angles.cos(), angles.sin(), *caches, torch.tensor([49])
+
+
+def test_tiny_maps_of_different_kinds_are_one_launch():
+    inputs = decoding()
+    got, counts = compiled(decoded, *inputs)
+    assert len(counts) == 1
+    wanted = [x.clone() for x in inputs]
+    torch.testing.assert_close(got, [*decoded(*wanted), *wanted], rtol=0, atol=1e-6)
+
+
+def test_a_tiny_map_that_reads_another_s_result_has_a_launch_of_its_own():
+    def f(x, y):
+        z = torch.cat([x, y * 2])  # two maps that nothing joins
+        y.copy_(z[3:8].flip(0) + x.sum())
+        return z, y * x.sum(), torch.stack([x.exp(), x]).t().contiguous()
+
+    inputs = torch.randn(5), torch.randn(5)
+    got, _ = compiled(f, *inputs)
+    wanted = [x.clone() for x in inputs]
+    torch.testing.assert_close(got, [*f(*wanted), *wanted])
+
+
+def test_a_position_that_is_checked_is_checked_in_a_launch_of_several():
+    inputs = decoding()
+    got, counts = compiled(lambda *xs: (*decoded(*xs), xs[0] > 3), *inputs)
+    assert len(counts) == 1
+    with pytest.raises(Exception, match="out of (range|bounds)"):
+        compiled(decoded, *inputs[:-1], torch.tensor([50]))
+
+
 def test_a_map_that_another_needs_is_not_in_its_launch():
     def chains(*xs):
         ys = [(x * 3).cumsum(0) for x in xs]
