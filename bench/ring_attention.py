@@ -62,13 +62,15 @@ def _backward_by_name(
     return _backward(grad_out, query, key, value, out, logsumexp, **rest)
 
 
+_HANDLERS = {_forward: _of_parts(_run_forward), _backward: _of_parts(_run_backward)}
+
+
 @contextlib.contextmanager
 def on_cpu() -> Iterator[None]:
     """Let `context_parallel` run attention on a CPU."""
-    added = {_forward: _of_parts(_run_forward), _backward: _of_parts(_run_backward)}
-    ring.custom_ops.update(added)
+    ring.custom_ops.update(_HANDLERS)
     try:
         yield
     finally:
-        for op in added:
+        for op in _HANDLERS:
             del ring.custom_ops[op]

@@ -16,7 +16,7 @@ from ..base.config import config
 from ..base.registry import register_all
 from ..graph.shape_tensor import ShapeTensor
 from ..graph.sizes import contiguous_stride, equal
-from ..graph.spec import aten, numel
+from ..graph.spec import CPU, aten, numel
 from ..graph.sym_int import from_torch
 from .aten_recorder import GraphRecorder, record_rule
 from .simplify import NO_MEMORY
@@ -261,6 +261,34 @@ def _unsafe_split(recorder: GraphRecorder, func: OpOverload, x: ShapeTensor, siz
         recorder.call(aten.slice.Tensor, x, dim, end - size, end)
         for size, end in zip(sizes, ends, strict=True)
     ]
+
+
+@decomposition(aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default)
+def _put_by_mask(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    x: ShapeTensor,
+    indices: Any,
+    values: ShapeTensor,
+    accumulate: bool = False,
+    unsafe: bool = False,
+) -> Any:
+    """One number, written by a mask without a count of the places, for which a GPU's host would wait."""
+    places = [(dim, index) for dim, index in enumerate(indices) if index is not None]
+    if accumulate or len(places) != 1 or numel(values.spec.shape) != 1 or values.dim() > 1:
+        return NotImplemented
+    ((before, mask),) = places
+    if mask.dtype is not torch.bool or not mask.dim() or values.dtype is not x.dtype or x.dtype is torch.bool:
+        return NotImplemented
+    shape, device = x.spec.shape[before : before + mask.dim()], mask.device
+    if not equal(shape, mask.spec.shape) or device != x.device or values.device not in (device, CPU):
+        return NotImplemented
+    for _ in range(x.dim() - before - mask.dim()):
+        mask = recorder.call(aten.unsqueeze.default, mask, -1)
+    value = values if not values.dim() else recorder.call(aten.select.int, values, 0, 0)
+    if func is aten.index_put.default:
+        x = recorder.call(aten.clone.default, x)
+    return recorder.call(aten.masked_fill_.Tensor, x, mask, value)
 
 
 _FEW = 8  # tests of membership that are cheaper than a sort, and fuse

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +17,22 @@ from .source import Const
 from .values.base import MISSING, CallRule, Trace, Value, binders, builtin_rule, call_finder, named_rule
 from .values.containers import SequenceValue
 from .values.tensor import TensorValue, torch_call
+
+DTENSORS = "torch.distributed.tensor"  # the module of the class
+_RING = "torch.distributed.tensor.experimental._context_parallel._attention"
+
+
+def guard_handlers(trace: Trace, cls: Any) -> None:
+    """What ops of DTensors do: `loss_parallel` and `context_parallel` give some a handler for a while."""
+
+    def found() -> tuple[dict[Any, Any], dict[str, Any]]:
+        ring = sys.modules.get(_RING)
+        handlers = getattr(getattr(cls, "_op_dispatcher", None), "_custom_op_handlers", {})
+        return handlers, vars(getattr(ring, "_cp_options", types.SimpleNamespace()))
+
+    then = tuple(map(dict, found()))  # copies
+    place = Const(None, "DTensor's handlers")
+    trace.reader.ask(place, None, "the sameness", lambda _: found() == then)
 
 
 class _Conversion:
@@ -33,7 +50,7 @@ class _Conversion:
 
 @named_rule(
     *[
-        f"torch.distributed.tensor._api:{name}"
+        f"{DTENSORS}._api:{name}"
         for name in (
             "DTensor.from_local",
             "DTensor.to_local",

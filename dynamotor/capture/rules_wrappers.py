@@ -24,6 +24,7 @@ from ..graph.sym_int import from_torch, to_torch
 from ..graph.tensor_subclass import Later, Rewrap, is_wrapper_class
 from .breaks import unsupported, unsupported_if
 from .guards import TypeIs
+from .rules_dtensor import DTENSORS, guard_handlers
 from .rules_jagged import note_lengths
 from .rules_overrides import SubclassValue, wrap_other_subclasses
 from .source import Source, is_static
@@ -57,6 +58,8 @@ class WrapperValue(SubclassValue):
         self.parts: dict[str, Value] = {}
         self.bare: TensorValue | None = None
         self.arguments: tuple[list[Value], dict[str, Value]] = [], {}
+        if cls.__module__ == DTENSORS:
+            guard_handlers(trace, cls)
         super().__init__(cls, tensor, source, obj)  # type: ignore[arg-type]  # set when it is asked for
 
     @property

@@ -37,6 +37,13 @@ def trusted_module(name: Any) -> bool:
     return isinstance(name, str) and name.partition(".")[0] in _TRUSTED_ROOTS
 
 
+def stands_in(value: Any, name: str) -> bool:
+    """Whether a function in a module's dict is a closure in the place of the module's own: `context_parallel` puts a
+    new one there each time, so that its parts are guarded.
+    """
+    return type(value) is types.FunctionType and value.__closure__ is not None and value.__name__ != name
+
+
 class Missing(Exception):
     """The source leads nowhere now: a key, attribute, item or cell is gone."""
 

@@ -35,3 +35,35 @@ def test_membership_among_few_values_is_comparisons(tests, invert):
         got = dynamotor.compile(member)(x)
         assert all(map(torch.equal, got, member(x)))
     assert ("isin" in str(dynamotor.explain(member)(elements[0]))) == (tests.numel() > 8)
+
+
+@pytest.mark.parametrize(
+    "place",
+    [lambda m: m, lambda m: (slice(None), m[0]), lambda m: (m[:, 0], slice(None)), lambda m: (m, None)],
+    ids=["whole", "columns", "rows", "another dimension"],
+)
+@pytest.mark.parametrize("number", [0.0, torch.tensor(2.5), torch.tensor([3.0])], ids=["plain", "0-d", "1-d"])
+def test_a_number_is_put_where_a_mask_says_without_counting_places(place, number):
+    x, mask = torch.randn(4, 6, requires_grad=True), torch.rand(4, 6) > 0.5
+
+    def put(x, mask):
+        y = x.t().contiguous().t()
+        y = y[..., None] * 1 if place(mask)[-1:] == (None,) else y * 1
+        y[place(mask)] = number
+        return y
+
+    want, got = put(x, mask), dynamotor.compile(put, fullgraph=True)(x, mask)
+    assert torch.equal(want, got) and want.stride() == got.stride()
+    grads = [torch.autograd.grad(y.square().sum(), x)[0] for y in (want, got)]
+    assert torch.equal(*grads)
+    assert "index_put" not in str(dynamotor.explain(put)(x, mask))
+
+
+def test_a_number_is_put_where_the_tensor_itself_says():
+    def put(x):
+        y = x > 0
+        y[y] = False
+        return y
+
+    x = torch.randn(8)
+    assert torch.equal(dynamotor.compile(put)(x), put(x))

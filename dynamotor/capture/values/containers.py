@@ -28,7 +28,7 @@ from ..guards import (
     is_constant,
     ordered_keys,
 )
-from ..source import Called, Const, DictItem, SeqItem, Source
+from ..source import Called, Const, DictItem, SeqItem, Source, stands_in
 from .base import (
     MISSING,
     Epoch,
@@ -400,7 +400,7 @@ class DictValue(Table):
 
     def _read(self, key: Any) -> Value:
         value = dict.__getitem__(self.obj, key)
-        if self.trusted:
+        if self.trusted and not stands_in(value, key):
             if self.source is not None:  # a library's module: it, or a user, may give the name another value
                 self.trace.reader.guard(IdIs(DictItem(self.source, key), value))
             return self.trace.make(value)

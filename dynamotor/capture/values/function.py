@@ -385,9 +385,9 @@ def _wrap_function(trace: Trace, source: Source, fn: types.FunctionType) -> Valu
     value = FunctionValue(trace, fn.__code__, fn=fn, source=source)
     if not value.trusted:
         guard = trace.reader.guard
-        if source.is_held:
+        if source.is_held and fn.__closure__ is None:
             guard(IdIs(source, fn))
-        else:
+        else:  # a new one of the same code may come, as `context_parallel` puts one in each time
             guard(TypeIs(source, types.FunctionType))
             guard(IdIs(SlotOf(source, "__globals__"), fn.__globals__))
         guard(IdIs(SlotOf(source, "__code__"), fn.__code__))
