@@ -27,7 +27,9 @@ from ..capture.guards import IdIs
 from ..capture.values.base import MISSING, CallRule, Trace, Value, builtin_rule, call_finder, calls_python
 from ..capture.values.constant import Constant
 from ..graph.op_facts import is_collective
+from ..graph.sizes import contiguous_stride, equal
 from ..lower.lowering import LoopBuilder, lowerings
+from ..lower.value import LoopValue
 
 _ops = torch.ops._c10d_functional
 _start_all_reduce, _start_broadcast = _ops.all_reduce.default, _ops.broadcast.default
@@ -141,9 +143,7 @@ builtin_rule(_size)(functools.partial(_answered, _size))
 
 # In aten graphs ---------------------------------------------------------------------------------------------
 class OwnInput:
-    """Calls a collective on a copy of its input: it reads while later kernels write into the program's
-    scratch memory.
-    """
+    """Calls a collective on a copy of its input: it reads while later kernels write."""
 
     def __init__(self, target: Any) -> None:
         self.target = target
@@ -156,12 +156,33 @@ class OwnInput:
         return f"OwnInput({self.target})"
 
 
+class HeldInput(OwnInput):
+    """Calls a collective on its input, which the program made and does not write again: its memory stays
+    until the result was waited for (`lower.extern.may_alias`).
+    """
+
+    def __call__(self, x: torch.Tensor, *args: Any) -> Any:
+        return self.target(x, *args)
+
+    def __repr__(self) -> str:
+        return f"HeldInput({self.target})"
+
+
 def _lower(call: Any, ctx: LoopBuilder, *args: Any) -> Any:
     return ctx.extern(call, args, {})
 
 
+def _lower_start(target: Any, ctx: LoopBuilder, x: LoopValue, *args: Any) -> Any:
+    ref = ctx.realize(x)
+    rows = equal(ref.stride, contiguous_stride(ref.shape)) and equal(x.stride or ref.stride, ref.stride)
+    held = (
+        rows and ctx.buffers[ref.name].kind == "temp" and any(user.target is _wait for user in ctx.node.users)
+    )
+    return ctx.extern(HeldInput(target) if held else OwnInput(target), (x, *args), {})
+
+
 for _target in (_start_all_gather, _start_reduce_scatter, _start_all_to_all, _start_broadcast):
-    lowerings.add(_target, functools.partial(_lower, OwnInput(_target)))
+    lowerings.add(_target, functools.partial(_lower_start, _target))
 for _target in (_start_all_reduce, _wait):  # the first copies its input itself
     lowerings.add(_target, functools.partial(_lower, _target))
 

@@ -22,14 +22,18 @@ from ..base.events import counters, emit, log
 from ..base.probe import DDP, lost
 from ..graph.module import copy_of
 from ..graph.spec import Backend, Compiled
+from ..lower.passes import added
 from . import shard_capture  # noqa: F401  (it registers its rules)
 from .averager import Averager, averager_of
+from .beside import order_collectives
 from .collectives import has_collectives, overlap, sink_waits
 from .insert_reductions import BackwardRewriter
 from .prefetch import BYTES_AHEAD, has_shards, prefetch
 from .shard_ops import Unshard, without_gradients
 from .split import cut
 from .wrapper import Reason, bucket_caps, is_reducing, reduced_parameters, why_not_ingraph
+
+added.append(("products beside collectives", order_collectives))
 
 
 @dataclass(frozen=True, slots=True)

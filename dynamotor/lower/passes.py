@@ -38,6 +38,7 @@ from .product_padding import pad_products
 from .row_products import sum_row_products
 
 Pass = Callable[[fx.GraphModule, GraphInfo], None]
+added: list[tuple[str, Pass]] = []  # of rooms above: they run last
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
             ("split bias off convolutions", split_convolution_bias),
             ("copy operands in their layout", copy_as_it_lies),
             *layout,
+            *added,
         ]
     inference = info.kind == "inference"
     passes: list[tuple[str, Pass, bool]] = [
@@ -86,7 +88,7 @@ def pipeline(info: GraphInfo, on_gpu: bool = False) -> list[tuple[str, Pass]]:
         ),
         ("fuse convolutions", fuse_convolutions, inference and config.layout_opt and config.fold_constants),
     ]
-    return [(name, function) for name, function, on in passes if on]
+    return [(name, function) for name, function, on in passes if on] + added
 
 
 def optimise(gm: fx.GraphModule, info: GraphInfo, on_gpu: bool = False) -> Optimised:

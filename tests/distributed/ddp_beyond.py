@@ -97,12 +97,23 @@ def unused_collective(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return (x @ w).sum()
 
 
+def long_collective(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Much is computed while two messages are on their way."""
+    group = dist.group.WORLD
+    y = x.tanh() @ w
+    gathered = functional.all_gather_tensor(y.sin().repeat(4096, 8), 0, group)
+    scattered = functional.reduce_scatter_tensor(y.cos().repeat(4096, 8), "sum", 0, group)
+    for _ in range(4):
+        y = (y.repeat(64, 1) @ w.t()).sin()[:4] @ w
+    return (gathered * gathered).mean() + scattered.square().mean() + y.sum()
+
+
 def collectives(rank: int, name: str, backend: str) -> dict[str, Any]:
     """A function with collectives, compiled and not: results, gradients, and the order of starts and waits in
     its programs.
     """
     dynamotor.reset()
-    function = {"every": every_collective, "unused": unused_collective}[name]
+    function = {"every": every_collective, "unused": unused_collective, "long": long_collective}[name]
     torch.manual_seed(rank)
     x = torch.randn(4, 6, dtype=torch.float64)
     weights = [torch.ones(6, 4, dtype=torch.float64).requires_grad_() for _ in range(2)]

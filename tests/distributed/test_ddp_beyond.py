@@ -53,6 +53,15 @@ def test_a_collective_whose_result_nobody_uses_is_kept(pair: Pair) -> None:
         assert result["value"] <= 1e-9 and "all_reduce" in result["graphs"]["forward"], result
 
 
+def test_messages_stay_as_they_were_sent_while_more_is_computed(pair: Pair) -> None:
+    for result in pair.run(ddp_beyond.collectives, "long", "native"):
+        assert max(result["value"], result["quiet"], result["gradient"]) <= 1e-9, result
+        starts = [
+            n for n in result["graphs"]["forward"] if n in ("all_gather_into_tensor", "reduce_scatter_tensor")
+        ]
+        assert len(starts) == 2, result
+
+
 def graph_of_starts() -> tuple[fx.Graph, dict[str, fx.Node]]:
     graph = fx.Graph()
     x = graph.placeholder("x")
