@@ -50,7 +50,7 @@ from .graph_split import regions_around
 from .joint import Joint, trace_joint
 from .lazy_compile import compile_late
 from .missing_tangents import without_tangents
-from .partition import dependents, partition
+from .partition import backward_of, partition
 from .program_cache import MISSING, Keeper, Kept, Notes, kept, specs_of
 from .reach import gradient_groups, is_always_leaf
 from .recipe import Recipe
@@ -638,7 +638,7 @@ def _reads(backward: _Backward, absent: frozenset[int]) -> frozenset[int]:
 def _cut(joint: Joint, name: str, static_inputs: frozenset[int]) -> _Cut:
     chosen = partition(joint, static_inputs)
     emit("partition", name=name, saved_bytes=chosen.saved_bytes, eager_bytes=chosen.eager_bytes)
-    backward_nodes = dependents(list(joint.gm.graph.nodes), joint.tangents)
+    backward_nodes = backward_of(joint)
     values = joint.output[0]
     written = {joint.inputs[i] for i in joint.mutated}
     kept = [node for node in chosen.saved if node.op == "placeholder" and node not in written]

@@ -106,7 +106,7 @@ def partition(joint: Joint, static: frozenset[int]) -> Partition:
     buffers.
     """
     nodes = list(joint.gm.graph.nodes)
-    backward = dependents(nodes, joint.tangents)
+    backward = backward_of(joint)
     grads = [node for node in joint.output[2] if node is not None]
     values, written = list(joint.output[0]), list(joint.output[1])
     kept = [node for i, node in zip(joint.mutated, written, strict=True) if i in joint.saved_written]
@@ -116,6 +116,16 @@ def partition(joint: Joint, static: frozenset[int]) -> Partition:
     cut, eager_bytes = choose_saved(JointNodes(nodes, backward, values, written, grads, kept=kept, lent=lent))
     saved = [node for node in nodes if node in cut or node.op == "placeholder" and is_size(node)]
     return Partition(saved, _bytes(saved), eager_bytes)
+
+
+def backward_of(joint: Joint) -> set[Node]:
+    """The nodes of the backward: what depends on a gradient that arrives, or on a collective that a
+    gradient's formula starts (attention over ranks gathers its keys again), since ranks meet in eager's
+    order.
+    """
+    nodes = list(joint.gm.graph.nodes)
+    sent = [n for n in nodes if is_collective(n.target) and n.meta.get("stage") == "backward"]
+    return dependents(nodes, [*joint.tangents, *sent])
 
 
 def choose_saved(joint: JointNodes) -> tuple[set[Node], int]:

@@ -225,7 +225,9 @@ def divided(way: Way, how: str, seed: int = 0) -> tuple[Net, Any]:
     """A divided model, and its callable."""
     net = model(seed)
     way.divide(net)
-    if how == "whole":
+    if how == "one rank" and dist.get_rank():
+        return net, net
+    if how != "blocks":
         return net, dynamotor.compile(net)
     for name, block in net.blocks.items():
         net.blocks[name] = dynamotor.compile(block)
@@ -291,6 +293,34 @@ def regions(rank: int) -> dict[str, Any]:
         found.setdefault("graphs", []).append(counters["capture"]["graphs"] - before)
     options.enable_load_balance = True
     return found
+
+
+def beside_eager(rank: int) -> float:
+    """How far results and gradients of two attentions are from those of one process, where the first rank alone
+    compiles.
+    """
+    dynamotor.reset()
+    torch.manual_seed(0)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        once = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return nn.functional.scaled_dot_product_attention(once, k.sin(), v.cos(), is_causal=True)
+
+    call = attend if rank else dynamotor.compile(attend)
+    given = [torch.randn(2, 4, LENGTH, HEAD).double().requires_grad_() for _ in range(3)]
+    out = attend(*given)
+    want = [out.detach(), *torch.autograd.grad(out.square().sum(), given)]
+    parts = [x.detach().clone() for x in (*given, *want)]
+    ring = init_device_mesh("cpu", (2,))
+    options = ring_attention.ring._cp_options
+    options.convert_to_f32 = False
+    with ring_attention.on_cpu(), context_parallel(ring, buffers=parts, buffer_seq_dims=[2] * len(parts)):
+        own = [x.clone().requires_grad_() for x in parts[:3]]
+        out = call(*own)
+        got = [out.detach(), *torch.autograd.grad(out.square().sum(), own)]
+        apart = worst(got, parts[3:])
+    options.convert_to_f32 = True
+    return apart
 
 
 def losses(rank: int) -> list[tuple[Any, Any]]:

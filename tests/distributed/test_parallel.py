@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from parallel_programs import SCHEDULES, WAYS, compared, losses, pipelined, regions
+from parallel_programs import SCHEDULES, WAYS, beside_eager, compared, losses, pipelined, regions
 from ranks import Pair
 
 
@@ -23,6 +23,18 @@ def check(results: list[dict[str, Any]], graphs: int) -> None:
 @pytest.mark.parametrize("name", WAYS)
 def test_divided_models_train_as_the_whole_one(pair: Pair, name: str, how: str, tmp_path: Path) -> None:
     check(pair.run(compared, name, how, str(tmp_path)), 1 if how == "whole" else 2)
+
+
+@pytest.mark.parametrize("name", [name for name in WAYS if name != "context parallel"])
+def test_one_rank_may_run_eager_code_beside_compiled_code(pair: Pair, name: str, tmp_path: Path) -> None:
+    """Messages and their order are those of eager."""
+    for result in pair.run(compared, name, "one rank", str(tmp_path)):
+        assert max(result["found"].values()) <= 1e-11 and not result["left"], result
+
+
+def test_one_rank_may_run_ring_attention_in_eager(pair: Pair) -> None:
+    for apart in pair.run(beside_eager):
+        assert apart <= 1e-11
 
 
 @pytest.mark.sweep(1)
