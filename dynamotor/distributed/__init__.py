@@ -28,7 +28,8 @@ buckets; sharded parameters are gathered inside the compiled graphs.
 * `collectives.py`: calls of `torch.distributed._functional_collectives` are captured as a start and a wait.
   Collectives are never merged, dropped or reordered (`graph.op_facts.is_collective`); waits move down to the
   first use, starts of a backward up to their inputs. In native aten graphs (tensor parallel ones among them)
-  `beside.py` puts products between a start and its wait.
+  `beside.py` puts products between a start and its wait; `rank_order.py` leaves gathered rows in the order of
+  ranks.
 * `fully_shard`: `shard_capture.py` puts nodes in the place of FSDP2's hooks (`shard_ops.py`), or leaves the
   hooks to PyTorch with a reason (DM460). `shard_group.py` runs them, with the hooks' messages;
   `prefetch.py` moves gathers up. Gathered weights are computed again in the backward unless

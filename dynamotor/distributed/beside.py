@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from ..base.compat import OpOverload
-from ..graph.nodes import operand
+from ..graph.nodes import operand, overload
 from ..graph.op_facts import facts, is_collective
 from ..graph.spec import GraphInfo, TensorSpec
 from .collectives import has_collectives, hoist_starts, sink_waits
@@ -36,7 +36,7 @@ def _moved(start: fx.Node) -> float:
 
 def _multiplied(product: fx.Node) -> float:
     """Seconds of a product."""
-    first = _PRODUCTS[product.target]
+    first = _PRODUCTS[overload(product)]
     a, b = [operand(product, first + k).meta["val"].hinted() for k in range(2)]
     return 2 * math.prod(a.shape) * b.shape[-1] / _RATES.get(a.dtype.itemsize, 30e12)
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..autograd.simplify import PASSES
 from ..base import compat
 from ..base.collector import collector_paused
 from ..base.config import config
@@ -29,10 +30,12 @@ from .beside import order_collectives
 from .collectives import has_collectives, overlap, sink_waits
 from .insert_reductions import BackwardRewriter
 from .prefetch import BYTES_AHEAD, has_shards, prefetch
+from .rank_order import keep_rank_order
 from .shard_ops import Unshard, without_gradients
 from .split import cut
 from .wrapper import Reason, bucket_caps, is_reducing, reduced_parameters, why_not_ingraph
 
+PASSES.append(("rows in the order of ranks", keep_rank_order))
 added.append(("products beside collectives", order_collectives))
 
 

@@ -16,7 +16,7 @@ LIMITS = {
     "base": 1_220,
     "capture": 17_025,
     "codegen": 8_215,
-    "distributed": 1_800,
+    "distributed": 1_900,
     "graph": 6_630,
     "lower": 6_340,
     "runtime": 1_500,
