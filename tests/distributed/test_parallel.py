@@ -12,10 +12,10 @@ from parallel_programs import SCHEDULES, WAYS, beside_eager, compared, losses, p
 from ranks import Pair
 
 
-def check(results: list[dict[str, Any]], graphs: int) -> None:
+def check(results: list[dict[str, Any]], graphs: int, more: int = 0) -> None:
     for result in results:
         assert max(result["found"].values()) <= 1e-11, result
-        assert result["graphs"] == graphs and not result["left"], result
+        assert graphs <= result["graphs"] <= graphs + more and not result["left"], result
 
 
 @pytest.mark.sweep(1)
@@ -42,7 +42,8 @@ def test_one_rank_may_run_ring_attention_in_eager(pair: Pair) -> None:
 def test_compiled_stages_of_a_pipeline_train_as_the_whole_model(
     pair: Pair, name: str, tmp_path: Path
 ) -> None:
-    check(pair.run(pipelined, name, str(tmp_path)), 1)
+    # PyTorch 2.11 asks for the sizes of results by a call without gradients.
+    check(pair.run(pipelined, name, str(tmp_path)), 1, more=1)
 
 
 def test_regions_of_context_parallel_compile_once_for_each_setting(pair: Pair) -> None:
