@@ -30,8 +30,8 @@ _BACK = 2  # waits that a product may cross: it keeps its operands in memory
 
 def _moved(start: fx.Node) -> float:
     """Seconds of a collective."""
-    specs = [node.meta["val"].hinted() for node in (start, *start.all_input_nodes)]
-    return _LATENCY + max(spec.nbytes for spec in specs) / _LINK
+    found = [node.meta["val"] for node in (start, *start.all_input_nodes)]
+    return _LATENCY + max(spec.hinted().nbytes for spec in found if isinstance(spec, TensorSpec)) / _LINK
 
 
 def _multiplied(product: fx.Node) -> float:
