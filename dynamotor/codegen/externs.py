@@ -38,8 +38,9 @@ def _overwrites_memory(step: ExternStep) -> bool:
     return max(stride) > 1 and x.shape[1] < 32 and all(n == 1 for n in weight.shape[2:])
 
 
-# Python bindings parse their arguments faster than OpOverload does.
-_FAST: dict[Any, Callable[..., Any]] = {
+# Python bindings parse their arguments faster than OpOverload does, and functions need no dispatcher; rooms
+# above add their own ops.
+FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.out: torch.mm,
     aten.addmm.out: torch.addmm,
     aten.bmm.out: torch.bmm,
@@ -68,7 +69,7 @@ class Callee:
         return (
             row_major_backward
             if self.row_major
-            else _FAST.get(self.target) or getattr(self.target, "_op", self.target)
+            else FAST.get(self.target) or getattr(self.target, "_op", self.target)
         )
 
 

@@ -9,8 +9,6 @@ is replaced by one that looks at what comes out of it.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
@@ -97,16 +95,22 @@ def coded(error: RuntimeError, doing: str) -> DistributedError | None:
     return None
 
 
-@contextlib.contextmanager
-def told(doing: str) -> Iterator[None]:
+class told:  # a context manager is written like a function
     """A failure between ranks gets a code and the user's line."""
-    try:
-        yield
-    except RuntimeError as error:
-        better = coded(error, doing)
-        if better is None:
-            raise
-        raise better from error.__cause__ or error
+
+    __slots__ = ("doing",)
+
+    def __init__(self, doing: str) -> None:
+        self.doing = doing
+
+    def __enter__(self) -> None:
+        """Nothing to prepare."""
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, RuntimeError):
+            better = coded(error, self.doing)
+            if better is not None:
+                raise better from error.__cause__ or error
 
 
 class _Engine(type(compat.execution_engine.get())):  # type: ignore[misc]

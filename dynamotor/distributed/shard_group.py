@@ -12,10 +12,9 @@ gradients are reduced, factors) is read at the time at which the hooks would rea
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,10 +27,12 @@ from ..base.events import emit, listening
 from ..graph.spec import TensorSpec, contiguous_stride
 from .plan import Bucket, GradientSlot
 from .rank_failures import install, told
+from .shard_copies import Layout, copied
 
 # Their names since PyTorch 2.13, and before.
 _all_gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_reinterpret = compat.reinterpret_tensor
 _KEY = "_dynamotor_shards"
 _numbers = itertools.count(1)
 _groups: weakref.WeakValueDictionary[int, ShardGroup] = weakref.WeakValueDictionary()
@@ -65,17 +66,28 @@ class ShardGroup:
         self.anchor = torch.zeros((), device=parameters.device, requires_grad=True)
         with torch.enable_grad():
             self._node = torch.autograd.graph.get_gradient_edge(self.anchor).node
-        self._reduced: dict[torch.dtype, Bucket] = {}  # of gradients of all parameters
+        self._reduced: dict[tuple[torch.dtype, tuple[int, ...]], Bucket] = {}
         self._started: dict[int, Any] = {}  # gathers not yet awaited, by their memory
+        self._layouts: dict[tuple[torch.dtype, tuple[int, ...]], Layout] = {}
+        self._factors: dict[Any, Any] = {}  # of gradients, by all that decides them
+        self._new = compat.empty_strided_cuda if self.on_gpu else compat.empty_strided_cpu
         install(self.group)
 
-    @property
+    @cached_property
+    def on_gpu(self) -> bool:
+        return self.anchor.device.type == "cuda"
+
+    @cached_property
     def group(self) -> dist.ProcessGroup:
         return self.parameters.mesh_info.shard_process_group
 
-    @property
+    @cached_property
     def world(self) -> int:
         return self.group.size()
+
+    @cached_property
+    def rank(self) -> int:
+        return self.group.rank()
 
     @property
     def params(self) -> Sequence[Any]:
@@ -96,13 +108,12 @@ class ShardGroup:
         """A rank's part of the all-gather: the padded shards in the type in which they are used."""
         return self._bucket(self.params, self.params[0].param_dtype or self.params[0].orig_dtype)
 
-    def reduced(self, params: Sequence[Any], dtype: torch.dtype) -> Bucket:
+    def reduced(self, which: tuple[int, ...], dtype: torch.dtype) -> Bucket:
         """A rank's part of the reduce-scatter: the padded shards of the gradients of these parameters."""
-        if len(params) < len(self.params):
-            return self._bucket(params, dtype)
-        if dtype not in self._reduced:
-            self._reduced[dtype] = self._bucket(params, dtype)
-        return self._reduced[dtype]
+        found = self._reduced.get((dtype, which))
+        if found is None:
+            found = self._reduced[dtype, which] = self._bucket([self.params[i] for i in which], dtype)
+        return found
 
     def _bucket(self, params: Sequence[Any], dtype: torch.dtype) -> Bucket:
         slots: list[GradientSlot] = []
@@ -112,7 +123,60 @@ class ShardGroup:
             stride: tuple[Any, ...] = contiguous_stride(shape)
             slots.append(GradientSlot(param._param_fqn or "", shape, stride, end))
             end += slots[-1].numel
-        return Bucket(tuple(slots), dtype, self.parameters.device)
+        return Bucket(tuple(slots), dtype, self.anchor.device)
+
+    @cached_property
+    def _memory(self) -> list[tuple[tuple[int, ...], tuple[Any, ...]]]:
+        """Shape and strides of the memory that a gather's copies go to: those of the whole parameter, or all
+        shards behind each other where they are padded or shards of another dimension.
+        """
+        whole = [
+            tuple(p._orig_size) if _is_whole(p, n * self.world) else (n * self.world,)
+            for p, n in zip(self.params, self.gathered.numels, strict=True)
+        ]
+        return [(shape, contiguous_stride(shape)) for shape in whole]
+
+    @cached_property
+    def _apart(self) -> list[int]:
+        """The parameters that are not yet whole when the shards of all ranks are behind each other."""
+        numels = self.gathered.numels
+        return [i for i, p in enumerate(self.params) if not _is_whole(p, numels[i] * self.world)]
+
+    @cached_property
+    def own_layout(self) -> Layout:
+        """This rank's shards in its part of the all-gather."""
+        return _layout(self.gathered, self.gathered.numels, 1)
+
+    @cached_property
+    def whole_layout(self) -> Layout:
+        """The shards of all ranks behind each other in the all-gather's result."""
+        return _layout(self.gathered, [n * self.world for n in self.gathered.numels], self.world)
+
+    def reduced_layout(self, which: tuple[int, ...], bucket: Bucket) -> Layout:
+        """Whole gradients in the reduce-scatter's message."""
+        key = bucket.dtype, which
+        found = self._layouts.get(key)
+        if found is None:
+            numels = [
+                self.params[i]._orig_size.numel()
+                if self.params[i].fsdp_placement.dim == 0
+                else n * self.world
+                for i, n in zip(which, bucket.numels, strict=True)
+            ]
+            found = self._layouts[key] = _layout(bucket, numels, self.world)
+        return found
+
+    def factors(self, replicas: dist.ProcessGroup | None, dtype: torch.dtype) -> Any:
+        """What gradients are multiplied by, and how they are summed."""
+        group = self.parameters
+        factor, force = group.gradient_divide_factor, group.force_sum_reduction_for_comms
+        key = replicas is None, dtype, factor, force
+        found = self._factors.get(key)
+        if found is None:
+            found = self._factors[key] = compat.gradient_divide_factors()(
+                self.group, replicas, dtype, group.device.type, factor, force
+            )
+        return found
 
     @property
     def weights(self) -> tuple[TensorSpec, ...]:
@@ -127,37 +191,41 @@ class ShardGroup:
         """Start the all-gather; the memory into which it writes."""
         if reductions.backwards and compat.current_task() == -1:
             reductions.forget()
-        bucket = self.gathered
-        with self._beside(), told("while parameters were gathered"):
-            flat = torch.empty(bucket.numel * self.world, dtype=bucket.dtype, device=bucket.device)
-            own = flat.narrow(0, bucket.numel * self.group.rank(), bucket.numel)
-            parts = own.split(bucket.numels)
-            torch._foreach_copy_(list(parts), [p._sharded_param_data for p in self.params])
-            work = None
-            if self.world > 1:
-                work = _all_gather(flat, own, group=self.group, async_op=not flat.is_cuda)
-            self._started[flat.data_ptr()] = (
-                torch.cuda.current_stream().record_event() if flat.is_cuda else work
-            )
+        with told("while parameters were gathered"):
+            flat, arrived = self._gather_beside() if self.on_gpu else self._gather()
+        self._started[flat.data_ptr()] = arrived
         if listening("shards"):
             emit("shards", what="gather", group=self, nbytes=flat.nbytes)
         return flat
 
-    @contextlib.contextmanager
-    def _beside(self) -> Iterator[None]:
-        """On a GPU: on the stream for gathers, which waits for what has written the shards, and for those who
-        read its memory before."""
-        if self.anchor.device.type != "cuda":
-            yield
-            return
-        stream = self.parameters.comm_ctx.all_gather_stream
+    def _gather(self) -> tuple[torch.Tensor, Any]:
+        bucket, world = self.gathered, self.world
+        flat = self._new((bucket.numel * world,), (1,), bucket.dtype)
+        own = _reinterpret(flat, (bucket.numel,), (1,), bucket.numel * self.rank)
+        shards = [p._sharded_param_data for p in self.params]
+        if not copied(self.own_layout, True, shards, own):
+            torch._foreach_copy_(list(own.split(bucket.numels)), shards)
+        work = None
+        if world > 1:
+            work = _all_gather(flat, own, group=self.group, async_op=not self.on_gpu)
+        return flat, work
+
+    def _gather_beside(self) -> tuple[torch.Tensor, Any]:
+        """On the stream for gathers, which waits for what has written the shards, and for those who read its
+        memory before.
+        """
+        stream, before = self.parameters.comm_ctx.all_gather_stream, torch.cuda.current_stream()
         in_backward, hooked = compat.current_task() != -1, self.state._state_ctx.iter_forward_root is not None
         if not in_backward and not hooked:  # the root's own hook has waited
-            stream.wait_stream(torch.cuda.current_stream())
+            stream.wait_stream(before)
         elif _copied:
             stream.wait_event(_copied[0])
-        with torch.cuda.stream(stream):
-            yield
+        torch.cuda.set_stream(stream)
+        try:
+            flat, _ = self._gather()
+            return flat, stream.record_event()
+        finally:
+            torch.cuda.set_stream(before)
 
     def finish_gather(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Wait for an all-gather; the whole parameters."""
@@ -165,17 +233,17 @@ class ShardGroup:
         if work is not None:
             with told("while parameters were gathered"):
                 work.wait()
-        bucket, world = self.gathered, self.world
-        whole = [flat.new_empty(n * world) for n in bucket.numels]
-        torch.split_with_sizes_copy(
-            flat.view(world, -1),
-            bucket.numels,
-            dim=1,
-            out=[t.view(world, -1) for t in whole],
-        )
-        if flat.is_cuda:
+        dtype, world = self.gathered.dtype, self.world
+        whole = [self._new(shape, stride, dtype) for shape, stride in self._memory]
+        if not copied(self.whole_layout, False, whole, flat):
+            numels = self.gathered.numels
+            rows = [_reinterpret(t, (world, n), (n, 1), 0) for t, n in zip(whole, numels, strict=True)]
+            torch.split_with_sizes_copy(flat.view(world, -1), numels, dim=1, out=rows)
+        if self.on_gpu:
             _copied[:] = [torch.cuda.current_stream().record_event()]
-        return [_joined(t, p, world) for t, p in zip(whole, self.params, strict=True)]
+        for i in self._apart:
+            whole[i] = _joined(whole[i], self.params[i], world)
+        return whole
 
     # Reducing -----------------------------------------------------------------------------------------------
     def reduce(self, which: Sequence[int], grads: Sequence[torch.Tensor], late: bool) -> None:
@@ -184,19 +252,21 @@ class ShardGroup:
         """
         if not self._is_wanted():
             return
-        new: dict[int, torch.Tensor] = dict(zip(which, grads, strict=True))
         if not self.parameters.reduce_grads:
-            for i, grad in new.items():
+            for i, grad in zip(which, grads, strict=True):
                 self._keep(self.params[i], grad)
             return
-        params, whole = [], []
-        for i, param in enumerate(self.params):
-            found = self._with_kept(param, new.get(i))
-            if found is not None:
-                params.append(param)
-                whole.append(found)
-        if params:
-            reductions.take(Reduction(self, params, whole), late)
+        if len(which) < len(self.params) or any(map(_has_kept, self.params)):
+            new: dict[int, torch.Tensor] = dict(zip(which, grads, strict=True))
+            found = [(i, self._with_kept(param, new.get(i))) for i, param in enumerate(self.params)]
+            which = [i for i, grad in found if grad is not None]
+            grads = [grad for _, grad in found if grad is not None]
+        if grads:
+            reductions.take(Reduction(self, tuple(which), list(grads)), late)
+
+    def no_gradient(self) -> torch.Tensor:
+        """What stands for the gradient of the anchor, without use."""
+        return self._new((), (), self.anchor.dtype)
 
     def _is_wanted(self) -> bool:
         """Whether the backward that runs is to write `.grad`: that of `torch.autograd.grad` is not."""
@@ -235,6 +305,26 @@ class ShardGroup:
         return kept if grad is None else kept.add_(grad)
 
 
+def _is_whole(param: Any, numel: int) -> bool:
+    """Whether so many elements, the shards of all ranks behind each other, are the parameter."""
+    return param.fsdp_placement.dim == 0 and param._orig_size.numel() == numel
+
+
+def _has_kept(param: Any) -> bool:
+    """Whether a gradient is kept from an earlier backward."""
+    unsharded = getattr(param, "_unsharded_param", None)
+    return param.unsharded_accumulated_grad is not None or (
+        unsharded is not None and unsharded.grad is not None
+    )
+
+
+def _layout(bucket: Bucket, numels: Sequence[int], world: int) -> Layout:
+    """Tensors of so many elements in a message of which each rank has a bucket."""
+    slots = bucket.slots
+    parts = [(n, slot.numel, slot.offset) for n, slot in zip(numels, slots, strict=True)]
+    return Layout(tuple(parts), bucket.numel, world)
+
+
 def _joined(flat: torch.Tensor, param: Any, world: int) -> torch.Tensor:
     """A whole parameter, from the shards of all ranks behind each other."""
     dim, shape = param.fsdp_placement.dim, list(param.padded_sharded_param_size)
@@ -256,11 +346,16 @@ class Reduction:
     """
 
     of: ShardGroup
-    params: list[Any]
+    which: tuple[int, ...]  # the parameters
     grads: list[torch.Tensor]  # let go when they are packed
     work: Any = None
     sent: torch.Tensor | None = None
     output: torch.Tensor | None = None
+
+    @property
+    def params(self) -> Sequence[Any]:
+        params = self.of.params
+        return params if len(self.which) == len(params) else [params[i] for i in self.which]
 
     @cached_property
     def replicas(self) -> dist.ProcessGroup | None:
@@ -270,7 +365,7 @@ class Reduction:
     @cached_property
     def bucket(self) -> Bucket:
         """This rank's part."""
-        return self.of.reduced(self.params, self.of.parameters._reduce_dtype or self.grads[0].dtype)
+        return self.of.reduced(self.which, self.of.parameters._reduce_dtype or self.grads[0].dtype)
 
     @property
     def nbytes(self) -> int:
@@ -280,34 +375,32 @@ class Reduction:
     def pack(self) -> None:
         """Copy the gradients, whose memory the program may use again."""
         of, bucket = self.of, self.bucket
-        self.sent = torch.empty(bucket.numel * of.world, dtype=bucket.dtype, device=bucket.device)
+        self.sent = of._new((bucket.numel * of.world,), (1,), bucket.dtype)
         rows = [_rows(g, p, of.world) for g, p in zip(self.grads, self.params, strict=True)]
-        torch._chunk_cat(rows, dim=0, num_chunks=of.world, out=self.sent.view(of.world, -1))
+        layout = of.reduced_layout(self.which, bucket)
+        if not copied(layout, True, rows, self.sent):
+            torch._chunk_cat(rows, dim=0, num_chunks=of.world, out=self.sent.view(of.world, -1))
         self.grads = []
 
     def send(self) -> None:
         """Start the reduce-scatter; on a GPU all that follows is queued too."""
-        of, group, dtype, sent = self.of, self.of.parameters, self.bucket.dtype, self.sent
+        of, sent = self.of, self.sent
         assert sent is not None
-        self.factors = compat.gradient_divide_factors()(
-            of.group,
-            self.replicas,
-            dtype,
-            group.device.type,
-            group.gradient_divide_factor,
-            group.force_sum_reduction_for_comms,
-        )
+        self.factors = of.factors(self.replicas, self.bucket.dtype)
         if listening("shards"):
             emit("shards", what="reduce", group=of, nbytes=self.nbytes)
-        if not sent.is_cuda:
+        if not of.on_gpu:
             self.work = self._scatter(async_op=True)
             return
-        stream = group.comm_ctx.reduce_scatter_stream
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
+        stream, before = of.parameters.comm_ctx.reduce_scatter_stream, torch.cuda.current_stream()
+        stream.wait_stream(before)
+        torch.cuda.set_stream(stream)
+        try:
             self._scatter(async_op=False)
             self._hand_out()
             self.work = stream.record_event()
+        finally:
+            torch.cuda.set_stream(before)
 
     def _scatter(self, async_op: bool) -> Any:
         of, group, sent = self.of, self.of.parameters, self.sent
@@ -342,17 +435,17 @@ class Reduction:
         if after is not None and after != 1:
             output.div_(after)
         flat = output.to(group._orig_dtype)
-        slots = self.of.reduced(self.params, flat.dtype).slots
-        for param, slot in zip(self.params, slots, strict=True):
-            _add_to_gradient(param, slot.of(flat))
+        for param, slot in zip(self.params, self.bucket.slots, strict=True):
+            _add_to_gradient(param, flat, slot.offset)
 
 
-def _add_to_gradient(param: Any, flat: torch.Tensor) -> None:
+def _add_to_gradient(param: Any, flat: torch.Tensor, offset: int) -> None:
     """Give a shard its gradient, as AccumulateGrad would."""
     shard = param.sharded_param
-    local = torch.as_strided(flat, param.sharded_size, param.contiguous_sharded_stride, flat.storage_offset())
+    local = _reinterpret(flat, param.sharded_size, param.contiguous_sharded_stride, offset)
     if shard.grad is None:
-        shard.grad = param.to_sharded_dtensor(local)
+        kind = type(shard)  # DTensor, whose __init__ does nothing, in 3 us
+        shard.grad = kind.__new__(kind, local, param._sharding_spec, requires_grad=False)
     else:
         shard.grad._local_tensor += local
     for hook in (getattr(shard, "_post_accumulate_grad_hooks", None) or {}).values():

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..base import compat
+from ..codegen.externs import FAST
 from ..graph.op_definition import layout
 from ..graph.spec import TensorSpec
 from ..lower.lowering import lowerings
@@ -36,8 +38,21 @@ def _weights(flat: torch.Tensor, group: int) -> list[torch.Tensor]:
 def _reduce(
     grads: Sequence[torch.Tensor], anchor: torch.Tensor, group: int, which: Sequence[int], late: bool
 ) -> torch.Tensor:
-    group_of(group).reduce(which, grads, late)
-    return torch.empty_like(anchor)
+    of = group_of(group)
+    of.reduce(which, grads, late)
+    return of.no_gradient()
+
+
+def _seen_in_profiles(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function of an op, called without PyTorch's dispatcher."""
+
+    def call(*args: Any) -> Any:
+        if not compat.profiler_enabled():
+            return function(*args)
+        with compat.RecordFunction(name):
+            return function(*args)
+
+    return call
 
 
 _library.impl("shard_gather", _gather, "CompositeExplicitAutograd")
@@ -46,8 +61,9 @@ _library.impl("shard_reduce", _reduce, "CompositeExplicitAutograd")
 shard_gather = torch.ops.dynamotor.shard_gather.default
 shard_weights = torch.ops.dynamotor.shard_weights.default
 shard_reduce = torch.ops.dynamotor.shard_reduce.default
-for _op in (shard_gather, shard_weights, shard_reduce):
+for _op, _function in ((shard_gather, _gather), (shard_weights, _weights), (shard_reduce, _reduce)):
     lowerings.add(_op, lambda ctx, *args, op=_op: ctx.extern(op, args, {}, agnostic=True))
+    FAST[_op] = _seen_in_profiles(_op._schema.name, _function)
 
 
 @layout(shard_gather)
