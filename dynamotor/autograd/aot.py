@@ -48,6 +48,7 @@ from .extra_column import without_extra_columns
 from .extract import extract, inputs_of
 from .graph_split import regions_around
 from .joint import Joint, trace_joint
+from .late_products import move_behind_their_gradients
 from .lazy_compile import compile_late
 from .missing_tangents import without_tangents
 from .partition import backward_of, partition
@@ -639,6 +640,8 @@ def _cut(joint: Joint, name: str, static_inputs: frozenset[int]) -> _Cut:
     chosen = partition(joint, static_inputs)
     emit("partition", name=name, saved_bytes=chosen.saved_bytes, eager_bytes=chosen.eager_bytes)
     backward_nodes = backward_of(joint)
+    nodes = [node for node in joint.gm.graph.nodes if node.op != "output"]
+    move_behind_their_gradients(nodes, backward_nodes, chosen.makes_again)
     values = joint.output[0]
     written = {joint.inputs[i] for i in joint.mutated}
     kept = [node for node in chosen.saved if node.op == "placeholder" and node not in written]

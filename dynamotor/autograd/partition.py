@@ -7,7 +7,7 @@ reductions never do. The result never saves more bytes than eager's autograd wou
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,15 @@ from ..graph.sizes import hint
 from ..graph.spec import HALVES, TensorSpec, aten
 from .extract import is_view, memory_root
 from .joint import Joint
+from .late_products import is_kept
 from .maxflow import FlowNetwork
 from .simplify import COPY_OF_INPUT, has_effect, is_attention
 
 Node = torch.fx.Node
 _NEVER = float(1 << 62)  # a capacity that no cut can afford
+
+_MATRIX_PRODUCTS = PRODUCTS - {aten.convolution.default} | {aten._grouped_mm.default}
+_WORTH_A_WRITE = 1 << 20  # bytes: to save less is not worth another write
 
 # Cheap ops that carry no pointwise tag.
 _RECOMPUTABLE = {
@@ -65,6 +69,11 @@ class Partition:
     saved: list[Node]
     saved_bytes: int
     eager_bytes: int
+
+    def makes_again(self, node: Node) -> bool:
+        """Whether the backward computes an operand again because it reads all that it is made of."""
+        root = memory_root(node)
+        return is_recomputable(root) and not _is_checkpointed(root) and not is_kept(node, self.saved)
 
 
 def is_recomputable(node: Node) -> bool:
@@ -266,9 +275,60 @@ def _must_stay(node: Node, forward: set[Node], joint: JointNodes, wanted: set[No
         return True
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
-    if node not in forward or is_view(node) or not _feeds_opaque_op(node, joint.backward, wanted):
+    if node not in forward or is_view(node):
         return False
-    return not joint.frugal or not _is_operand_alone(node, joint.backward)
+    readers = list(_opaque_readers(node, joint.backward, wanted))
+    if not readers or joint.frugal and _is_operand_alone(node, joint.backward):
+        return False
+    return not _is_by_product(node, readers, joint.backward & wanted)
+
+
+def _is_by_product(node: Node, readers: list[Node], backward: set[Node]) -> bool:
+    """Whether the value, which only products read, is made of values that kernels of the backward read anyway
+    (that of a gate, for the gradients of its two operands): to compute it again costs its write alone.
+    """
+    if _size(node) < _WORTH_A_WRITE or not all(reader.target in _MATRIX_PRODUCTS for reader in readers):
+        return False
+    numel = _numel(node)
+    return all(
+        _is_read_beside(part, numel, backward)
+        if _numel(part) == numel
+        else part.op == "placeholder" or _numel(part) == 1
+        for part in _made_of(node)
+    )
+
+
+def _made_of(node: Node) -> set[Node]:
+    """The sources of a value that is computed again: inputs, and results of ops that run once. Of parts of
+    one, whose gradients are joined in memory, it is the whole.
+    """
+    found, stack = set[Node](), list(node.all_input_nodes)
+    while stack:
+        arg = stack.pop()
+        if is_recomputable(arg):
+            stack.extend(arg.all_input_nodes)
+        elif not is_size(arg):
+            found.add(arg)
+    return found
+
+
+def _is_read_beside(value: Node, numel: int, backward: set[Node]) -> bool:
+    """Whether a pointwise op of the backward reads the value, or one that is computed from it again."""
+    seen, stack = {value}, [value]
+    while stack:
+        for user in stack.pop().users:
+            if user in seen or not is_view(user) and (not is_recomputable(user) or _numel(user) != numel):
+                continue
+            if user in backward and not is_view(user):
+                return True
+            seen.add(user)
+            stack.append(user)
+    return False
+
+
+def _numel(node: Node) -> int:
+    val = node.meta["val"]
+    return hint(val.numel) if isinstance(val, TensorSpec) else 0
 
 
 def _reads_lent(node: Node, lent: frozenset[Node]) -> bool:
@@ -322,7 +382,8 @@ def _is_rounded(node: Node) -> bool:
     return root.op != "placeholder" and (_is_half(node) or is_float and is_recomputable(root))
 
 
-def _feeds_opaque_op(node: Node, backward: set[Node], wanted: set[Node]) -> bool:
+def _opaque_readers(node: Node, backward: set[Node], wanted: set[Node]) -> Iterator[Node]:
+    """The ops of the backward that read the value from memory."""
     stack = list(node.users)
     while stack:
         user = stack.pop()
@@ -334,8 +395,7 @@ def _feeds_opaque_op(node: Node, backward: set[Node], wanted: set[Node]) -> bool
             and not is_recomputable(user)
             and not _fuses_its_operands(user)
         ):
-            return True
-    return False
+            yield user
 
 
 def _fuses_its_operands(node: Node) -> bool:

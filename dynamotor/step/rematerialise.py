@@ -11,14 +11,13 @@ import operator
 import torch
 from torch import fx
 
-from ..autograd.extract import is_view, memory_root
+from ..autograd.extract import is_view
+from ..autograd.late_products import is_kept, move_behind_their_gradients
 from ..autograd.partition import JointNodes, choose_saved, dependents
-from ..autograd.simplify import has_effect
-from ..graph.nodes import operand, take_place
+from ..graph.nodes import take_place
 from ..graph.size_nodes import is_size
 
 aten = torch.ops.aten
-_PRODUCTS = (aten.mm.default, aten.bmm.default)
 
 
 def compute_again(gm: fx.GraphModule) -> None:
@@ -34,7 +33,7 @@ def compute_again(gm: fx.GraphModule) -> None:
         node for node in nodes if not node.users and node.op == "call_function" and node not in backward
     ]
     saved, _ = choose_saved(JointNodes(nodes, backward, values, writes, None, frugal=True))
-    _move_behind_their_gradients(nodes, backward, saved)
+    move_behind_their_gradients(nodes, backward, lambda arg: not is_kept(arg, saved))
     copies: dict[fx.Node, fx.Node] = {}
     nodes = [node for node in gm.graph.nodes if node.op != "output"]
     for node in nodes:
@@ -63,62 +62,6 @@ def _split_batch_norms(graph: fx.Graph) -> None:
             made = graph.call_function(aten.batch_norm_elemt.default, (x, weight, bias, mean, rstd, eps))
         made.meta = dict(out.meta)
         take_place(made, out)
-
-
-def _move_behind_their_gradients(nodes: list[fx.Node], backward: set[fx.Node], saved: set[fx.Node]) -> None:
-    """Move products that read a value which is made again (gradients of weights) behind the products that
-    give the gradient of that value, in place.
-
-    The kernel that makes the value again can then be the one that reads that gradient: both read values that
-    the forward kept. `nodes`: in order.
-    """
-    place = {node: i for i, node in enumerate(nodes)}
-    readers: dict[fx.Node, list[fx.Node]] = {}  # of an incoming gradient
-    wanted: dict[fx.Node, list[fx.Node]] = {}  # of a value that is made again
-    for node in nodes:
-        if node in backward and node.target in _PRODUCTS:
-            for arg in node.all_input_nodes:
-                if arg in backward:
-                    readers.setdefault(memory_root(arg), []).append(node)
-                elif not _is_kept(arg, saved):
-                    wanted.setdefault(memory_root(arg), []).append(node)
-    settled: set[fx.Node] = set()
-    for products in wanted.values():
-        gradients = {memory_root(arg) for node in products for arg in node.all_input_nodes} & backward
-        others = {other for g in gradients for other in readers[g]} - set(products)
-        last = max(others, key=place.__getitem__, default=products[0])
-        moved = _with_users(products, place, place[last])
-        if moved is None or others & moved or last in settled:
-            continue
-        settled |= moved
-        for node in sorted(moved, key=place.__getitem__, reverse=True):
-            last.append(node)
-        nodes = [node for node in nodes[0].graph.nodes if node in place]
-        place = {node: i for i, node in enumerate(nodes)}
-
-
-def _with_users(products: list[fx.Node], place: dict[fx.Node, int], end: int) -> set[fx.Node] | None:
-    """The products before a place and the users of theirs before it; None where one has an effect."""
-    found: set[fx.Node] = set()
-    stack = list(products)
-    while stack:
-        node = stack.pop()
-        if node in found or place.get(node, end) >= end:
-            continue
-        if has_effect(node):
-            return None
-        found.add(node)
-        stack += node.users
-    return found
-
-
-def _is_kept(node: fx.Node, saved: set[fx.Node]) -> bool:
-    """Whether a value of the forward is there in the backward: it, or the value of which it is a view."""
-    while node.op == "call_function" and node not in saved:
-        if not is_view(node):
-            return False
-        node = operand(node, 0)
-    return True
 
 
 def _is_backward(node: fx.Node) -> bool:

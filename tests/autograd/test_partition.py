@@ -9,7 +9,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F
-from support import Compiled, graph_of
+from support import Compiled, check, graph_of
 
 from dynamotor.autograd.joint import trace_joint
 from dynamotor.autograd.maxflow import FlowNetwork
@@ -73,6 +73,56 @@ def test_layer_norm_block_saves_no_more_than_eager():
     ]
     chosen = split(f, *args)
     assert 0 < chosen.saved_bytes <= chosen.eager_bytes
+
+
+def _gated(x, gate, up, down):
+    return (F.silu(x @ gate) * (x @ up) @ down,)
+
+
+def _weights(width, inner):
+    sizes = [(64, width), (width, inner), (width, inner), (inner, width)]
+    return [torch.randn(size, requires_grad=True) for size in sizes]
+
+
+def test_a_product_that_a_kernel_of_the_backward_can_make_beside_its_gradients_is_not_saved():
+    large, small = split(_gated, *_weights(16, 4096)), split(_gated, *_weights(16, 256))
+    assert large.saved_bytes == 2 * 64 * 4096 * 4  # gate and value, and not their product
+    assert small.saved_bytes == 3 * 64 * 256 * 4  # too small to be worth a write
+
+
+def test_a_value_made_again_for_a_product_is_made_behind_its_gradient_and_is_eagers():
+    compiled = check(_gated, *[t.detach().double().requires_grad_() for t in _weights(16, 4096)])
+    ops = compiled.ops("backward")
+    assert ops.index("aten.mm.default") < ops.index("aten.silu.default") < len(ops) - 1
+    assert ops.count("aten.mm.default") == 6
+
+
+def test_a_value_of_other_sources_than_the_backward_reads_is_saved_for_a_product():
+    def f(x, a, b):
+        return ((x + x.flip(0)).cos() @ a @ b,)
+
+    x, a, b = (torch.randn(size, requires_grad=True) for size in ((512, 1024), (1024, 16), (16, 16)))
+    assert split(f, x, a, b).saved_bytes >= 512 * 1024 * 4
+
+
+def test_parts_of_one_product_keep_the_value_made_of_them():
+    def f(x, both, down):
+        gate, up = (x @ both).chunk(2, -1)
+        return (F.silu(gate) * up @ down,)
+
+    sizes = (64, 16), (16, 8192), (4096, 16)
+    chosen = split(f, *(torch.randn(size, requires_grad=True) for size in sizes))
+    assert chosen.saved_bytes == 3 * 64 * 4096 * 4
+
+
+def test_operands_of_convolutions_are_saved():
+    def f(x, a, b):
+        return (F.conv2d(F.gelu(F.conv2d(x, a)), b),)
+
+    x, a, b = (
+        torch.randn(size, requires_grad=True) for size in ((4, 3, 64, 64), (64, 3, 1, 1), (3, 64, 1, 1))
+    )
+    assert split(f, x, a, b).saved_bytes == 2 * 4 * 64 * 64 * 64 * 4
 
 
 @pytest.mark.parametrize("seed", range(20))
