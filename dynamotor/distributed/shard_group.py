@@ -401,6 +401,8 @@ class Reduction:
             self.work = stream.record_event()
         finally:
             torch.cuda.set_stream(before)
+        if reductions.arrived is not None:
+            reductions.arrived.append(([p.sharded_param for p in self.params], self.work))
 
     def _scatter(self, async_op: bool) -> Any:
         of, group, sent = self.of, self.of.parameters, self.sent
@@ -459,6 +461,8 @@ class Reductions:
         self.pending: list[Reduction] = []
         self.late: list[Reduction] = []
         self.backwards: set[int] = set()  # those that will call `finish` at their end
+        # On a GPU, for those who ask by an empty list: shards, and the event behind their `.grad`.
+        self.arrived: list[tuple[list[torch.Tensor], Any]] | None = None
 
     def take(self, reduction: Reduction, late: bool) -> None:
         """Reduce now, or when the backward ends."""

@@ -30,12 +30,14 @@ from ..base.narrowing import checked
 from ..capture.stance import may_compile
 from ..distributed.averager import Averager
 from ..distributed.insert_reductions import BackwardRewriter
+from ..distributed.shard_group import reductions
 from ..distributed.wrapper import Reason, reduced_parameters
 from ..graph.shape_tensor import unseen_by_hooks
 from ..graph.spec import GraphInfo
 from .facts import Facts
 from .host import Mirror
 from .reads import Lookups, Reads
+from .sharded_update import updated_behind_reductions
 from .step_program import StepProgram, build_step
 from .step_trace import NotWhole, Path, StateGrows, trace_step
 
@@ -98,6 +100,7 @@ class Update:
     def in_pieces(self, loss: torch.Tensor) -> None:
         """Backward and, behind the last of several, the update: as an eager loop does it."""
         loss = loss if self.accumulate == 1 else loss / self.accumulate
+        reductions.arrived = [] if self.is_last and self.scaler is None and self.clip is None else None
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if not self.is_last:
             return
@@ -112,11 +115,12 @@ class Update:
             self.scaler.unscale_(self.optimizer)
         if self.clip is not None:
             self.clip(list(dict.fromkeys(self.parameters())))
-        if self.scaler is None:
-            self.optimizer.step()
-        else:
+        if self.scaler is not None:
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            return
+        with updated_behind_reductions(self.optimizer):
+            self.optimizer.step()
 
 
 @contextlib.contextmanager

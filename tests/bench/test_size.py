@@ -20,7 +20,7 @@ LIMITS = {
     "graph": 6_630,
     "lower": 6_340,
     "runtime": 1_500,
-    "step": 2_434,
+    "step": 2_500,
     "tools": 2_830,
 }
 XLA = 11_300  # dynamotor-xla

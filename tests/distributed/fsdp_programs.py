@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import dynamotor
 from dynamotor.base.events import collect, counters
-from dynamotor.distributed.shard_group import ShardGroup
+from dynamotor.distributed.shard_group import Reduction, ShardGroup, reductions
 
 F64 = torch.float64
 
@@ -372,6 +372,62 @@ def whole_steps(rank: int) -> dict[str, Any]:
         want.found += map(whole, want.model.parameters())
     worst = max(float((a - b).abs().max()) for a, b in zip(got.found, want.found, strict=True))
     return {"worst": worst, "sent": sum(e.kind == "shards" for e in events), "text": step.explain()}
+
+
+def updates_in_parts(rank: int) -> list[tuple[float, int]]:
+    """How far `compile_step` with AdamW is from the loop that it stands for, and the parameters of each update,
+    where gradients are noted as they arrive, as on a GPU. With a hook of the optimizer it is one update.
+    """
+    hand_out, sizes, found = Reduction._hand_out, [], []
+
+    def noted(self: Reduction) -> None:
+        hand_out(self)
+        if reductions.arrived is not None:
+            reductions.arrived.append(([p.sharded_param for p in self.params], None))
+
+    def counted(self: torch.optim.AdamW) -> None:
+        sizes.append(sum(p.grad is not None for group in self.param_groups for p in group["params"]))
+
+    Reduction._hand_out = noted
+    real = torch.optim.AdamW.step
+    torch.optim.AdamW.step = lambda self, *args: (counted(self), real(self, *args))[1]
+    try:
+        for hooked in (False, True):
+            dynamotor.reset()
+            want, got = Run("plain", meshes(""), "eager"), Run("plain", meshes(""), "eager")
+            for run in (want, got):
+                decayed, plain = (
+                    [p for p in run.model.parameters() if p.ndim > 1],
+                    [p for p in run.model.parameters() if p.ndim < 2],
+                )
+                groups = [{"params": decayed}, {"params": plain, "weight_decay": 0.0}]
+                run.optimizer = torch.optim.AdamW(groups, lr=0.01, amsgrad=True)
+                run.schedule = torch.optim.lr_scheduler.ExponentialLR(run.optimizer, 0.5)
+            if hooked:
+                got.optimizer.register_step_post_hook(lambda *args: None)
+            step = dynamotor.compile_step(got.model, lambda out: out.square().mean(), got.optimizer)
+            for _ in range(3):
+                sizes.clear()
+                got.found.append(step(got.ids()))
+                got.schedule.step()
+                got.found += map(whole, got.model.parameters())
+            updates = tuple(sizes)
+            for _ in range(3):
+                loss = want.loss()
+                loss.backward()
+                want.optimizer.step()
+                want.optimizer.zero_grad()
+                want.schedule.step()
+                want.found += map(whole, want.model.parameters())
+            pairs = zip(got.found, want.found, strict=True)
+            state = [
+                (whole(a["exp_avg"]), whole(b["exp_avg"]))
+                for a, b in zip(got.optimizer.state.values(), want.optimizer.state.values(), strict=True)
+            ]
+            found.append((max(float((a - b).abs().max()) for a, b in (*pairs, *state)), updates))
+    finally:
+        Reduction._hand_out, torch.optim.AdamW.step = hand_out, real
+    return found
 
 
 def compare(

@@ -14,6 +14,7 @@ from fsdp_programs import (
     modes_of_ranks,
     refusals,
     saved_weights,
+    updates_in_parts,
     weights_alive,
     whole_steps,
 )
@@ -94,6 +95,12 @@ def test_a_compiled_step_updates_behind_the_reductions(pair: Pair) -> None:
     for result in pair.run(whole_steps):
         assert result["worst"] <= 1e-11 and "DM504" in result["text"], result
         assert result["sent"] == 4 * 11, result
+
+
+def test_adam_updates_each_group_behind_its_own_reduction(pair: Pair) -> None:
+    for (parts, sizes), (whole, one) in pair.run(updates_in_parts):
+        assert parts <= 1e-11 and whole <= 1e-11
+        assert sizes[-1] == 0 and len(sizes) == 5 and one == (sum(sizes),)
 
 
 def test_cases_of_the_hooks_alone_are_reported(pair: Pair) -> None:
