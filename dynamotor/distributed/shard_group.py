@@ -38,7 +38,7 @@ _numbers = itertools.count(1)
 _groups: weakref.WeakValueDictionary[int, ShardGroup] = weakref.WeakValueDictionary()
 # Gradients that are on their way: the oldest are waited for before more bytes than these are in flight.
 BYTES_IN_FLIGHT = 256 << 20
-_copied: list[Any] = []  # on a GPU: after it the memory of the last awaited gather is unread
+MOST_STARTED = 2  # gathers of one group that nothing awaits yet: a module may run twice
 
 
 def shard_group_of(parameters: Any, state: Any) -> ShardGroup:
@@ -67,7 +67,7 @@ class ShardGroup:
         with torch.enable_grad():
             self._node = torch.autograd.graph.get_gradient_edge(self.anchor).node
         self._reduced: dict[tuple[torch.dtype, tuple[int, ...]], Bucket] = {}
-        self._started: dict[int, Any] = {}  # gathers not yet awaited, by their memory
+        self._started: dict[int, tuple[Any, Any]] = {}  # gathers not yet awaited, by their memory
         self._layouts: dict[tuple[torch.dtype, tuple[int, ...]], Layout] = {}
         self._factors: dict[Any, Any] = {}  # of gradients, by all that decides them
         self._new = compat.empty_strided_cuda if self.on_gpu else compat.empty_strided_cpu
@@ -192,8 +192,10 @@ class ShardGroup:
         if reductions.backwards and compat.current_task() == -1:
             reductions.forget()
         with told("while parameters were gathered"):
-            flat, arrived = self._gather_beside() if self.on_gpu else self._gather()
-        self._started[flat.data_ptr()] = arrived
+            flat, arrived, whole = self._gather_beside() if self.on_gpu else (*self._gather(), None)
+        self._started[flat.data_ptr()] = arrived, whole
+        if len(self._started) > MOST_STARTED:  # the program between start and wait has raised
+            self._await(next(iter(self._started)))
         if listening("shards"):
             emit("shards", what="gather", group=self, nbytes=flat.nbytes)
         return flat
@@ -210,40 +212,52 @@ class ShardGroup:
             work = _all_gather(flat, own, group=self.group, async_op=not self.on_gpu)
         return flat, work
 
-    def _gather_beside(self) -> tuple[torch.Tensor, Any]:
-        """On the stream for gathers, which waits for what has written the shards, and for those who read its
-        memory before.
+    def _gather_beside(self) -> tuple[torch.Tensor, Any, list[torch.Tensor]]:
+        """On the stream for gathers, which waits for what has written the shards; the copies out of the message
+        too. Only they wait until the memory that they write is free, which is of the stream that reads it.
         """
         stream, before = self.parameters.comm_ctx.all_gather_stream, torch.cuda.current_stream()
+        whole, free = self._memory_of_whole(), before.record_event()
         in_backward, hooked = compat.current_task() != -1, self.state._state_ctx.iter_forward_root is not None
         if not in_backward and not hooked:  # the root's own hook has waited
-            stream.wait_stream(before)
-        elif _copied:
-            stream.wait_event(_copied[0])
+            stream.wait_event(free)
         torch.cuda.set_stream(stream)
         try:
             flat, _ = self._gather()
-            return flat, stream.record_event()
+            stream.wait_event(free)
+            self._unpack(flat, whole)
+            return flat, stream.record_event(), whole
         finally:
             torch.cuda.set_stream(before)
 
     def finish_gather(self, flat: torch.Tensor) -> list[torch.Tensor]:
         """Wait for an all-gather; the whole parameters."""
-        work = self._started.pop(flat.data_ptr(), None)
+        whole = self._await(flat.data_ptr())
+        if whole is None:
+            whole = self._memory_of_whole()
+            self._unpack(flat, whole)
+        for i in self._apart:
+            whole[i] = _joined(whole[i], self.params[i], self.world)
+        return whole
+
+    def _await(self, address: int) -> list[torch.Tensor] | None:
+        """Wait for the all-gather into this memory; the whole parameters where they are copied out already."""
+        work, whole = self._started.pop(address, (None, None))
         if work is not None:
             with told("while parameters were gathered"):
                 work.wait()
-        dtype, world = self.gathered.dtype, self.world
-        whole = [self._new(shape, stride, dtype) for shape, stride in self._memory]
+        return whole
+
+    def _memory_of_whole(self) -> list[torch.Tensor]:
+        dtype = self.gathered.dtype
+        return [self._new(shape, stride, dtype) for shape, stride in self._memory]
+
+    def _unpack(self, flat: torch.Tensor, whole: Sequence[torch.Tensor]) -> None:
+        """Copy the parameters out of an all-gather's message."""
         if not copied(self.whole_layout, False, whole, flat):
-            numels = self.gathered.numels
+            numels, world = self.gathered.numels, self.world
             rows = [_reinterpret(t, (world, n), (n, 1), 0) for t, n in zip(whole, numels, strict=True)]
             torch.split_with_sizes_copy(flat.view(world, -1), numels, dim=1, out=rows)
-        if self.on_gpu:
-            _copied[:] = [torch.cuda.current_stream().record_event()]
-        for i in self._apart:
-            whole[i] = _joined(whole[i], self.params[i], world)
-        return whole
 
     # Reducing -----------------------------------------------------------------------------------------------
     def reduce(self, which: Sequence[int], grads: Sequence[torch.Tensor], late: bool) -> None:

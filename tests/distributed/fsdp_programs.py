@@ -10,9 +10,10 @@ import copy
 import os
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -25,8 +26,9 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.utils.checkpoint import checkpoint
 
 import dynamotor
+from dynamotor.base import compat
 from dynamotor.base.events import collect, counters
-from dynamotor.distributed.shard_group import Reduction, ShardGroup, reductions
+from dynamotor.distributed.shard_group import ShardGroup
 
 F64 = torch.float64
 
@@ -374,24 +376,35 @@ def whole_steps(rank: int) -> dict[str, Any]:
     return {"worst": worst, "sent": sum(e.kind == "shards" for e in events), "text": step.explain()}
 
 
+@contextlib.contextmanager
+def as_on_a_gpu() -> Iterator[None]:
+    """Gather and reduce as on a GPU; a CPU's streams run everything at once."""
+    with (
+        patch.object(ShardGroup, "on_gpu", True),
+        patch.object(compat, "empty_strided_cuda", compat.empty_strided_cpu),
+        patch.object(torch.cuda, "current_stream", torch.cpu.Stream),
+        patch.object(torch.cuda, "set_stream", lambda stream: None),
+    ):
+        yield
+
+
+def compare_as_on_a_gpu(rank: int, *args: str) -> dict[str, Any]:
+    with as_on_a_gpu():
+        return compare(rank, *args)
+
+
 def updates_in_parts(rank: int) -> list[tuple[float, int]]:
     """How far `compile_step` with AdamW is from the loop that it stands for, and the parameters of each update,
     where gradients are noted as they arrive, as on a GPU. With a hook of the optimizer it is one update.
     """
-    hand_out, sizes, found = Reduction._hand_out, [], []
-
-    def noted(self: Reduction) -> None:
-        hand_out(self)
-        if reductions.arrived is not None:
-            reductions.arrived.append(([p.sharded_param for p in self.params], None))
+    sizes, found = [], []
 
     def counted(self: torch.optim.AdamW) -> None:
         sizes.append(sum(p.grad is not None for group in self.param_groups for p in group["params"]))
 
-    Reduction._hand_out = noted
     real = torch.optim.AdamW.step
-    torch.optim.AdamW.step = lambda self, *args: (counted(self), real(self, *args))[1]
-    try:
+    step_and_count = lambda self, *args: (counted(self), real(self, *args))[1]  # noqa: E731
+    with as_on_a_gpu(), patch.object(torch.optim.AdamW, "step", step_and_count):
         for hooked in (False, True):
             dynamotor.reset()
             want, got = Run("plain", meshes(""), "eager"), Run("plain", meshes(""), "eager")
@@ -425,8 +438,6 @@ def updates_in_parts(rank: int) -> list[tuple[float, int]]:
                 for a, b in zip(got.optimizer.state.values(), want.optimizer.state.values(), strict=True)
             ]
             found.append((max(float((a - b).abs().max()) for a, b in (*pairs, *state)), updates))
-    finally:
-        Reduction._hand_out, torch.optim.AdamW.step = hand_out, real
     return found
 
 

@@ -9,6 +9,7 @@ from fsdp_programs import (
     MODELS,
     STEPS,
     compare,
+    compare_as_on_a_gpu,
     dies,
     failed_backward,
     modes_of_ranks,
@@ -47,6 +48,15 @@ def test_models_train_as_under_the_hooks(pair: Pair, name: str, how: str) -> Non
 @pytest.mark.parametrize("step", STEPS)
 def test_steps_of_all_kinds_are_those_of_the_hooks(pair: Pair, step: str, how: str) -> None:
     check(pair.run(compare, "plain", step, how), step, how)
+
+
+@pytest.mark.parametrize("how", ["whole", "blocks"])
+@pytest.mark.parametrize("name", ["plain", "second dimension", "kept"])
+def test_shards_are_gathered_and_reduced_on_streams_as_under_the_hooks(
+    pair: Pair, name: str, how: str
+) -> None:
+    for step in ("plain", "accumulation"):
+        check(pair.run(compare_as_on_a_gpu, name, step, how), name, how)
 
 
 def test_one_graph_holds_the_whole_model_and_gathers_again_in_the_backward(pair: Pair) -> None:
