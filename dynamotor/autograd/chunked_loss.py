@@ -9,6 +9,8 @@ only scales them. Where a graph gives its logits away, or wants second derivativ
 
 from __future__ import annotations
 
+import functools
+import math
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from ..base.config import config
 from ..base.events import counters
 from ..base.narrowing import checked
 from ..graph.module import rewritten
+from ..graph.sizes import hint
 from ..graph.spec import TensorSpec, aten
 from .calls import no_autocast
 
@@ -32,13 +35,17 @@ _DTYPES = (
     torch.float32,
     torch.float64,
 )  # scaled losses keep halves from underflowing in float16
+_TILE = 128  # rows of a kernel's tiles
 _CHUNKS = 4  # of the size from which a loss is computed in chunks
 
 
 def with_chunked_losses(gm: torch.fx.GraphModule, graded: Sequence[bool]) -> torch.fx.GraphModule:
     """The graph with its losses in chunks: a copy, since the original is differentiated twice."""
-    wanted = any(graded) and torch.is_grad_enabled() and config.chunk_logits_from
-    return rewritten(gm, _loss, _rewrite) if wanted else gm
+    if not any(graded) or not torch.is_grad_enabled() or not config.chunk_logits_from:
+        return gm
+    inputs = gm.graph.find_nodes(op="placeholder")
+    frozen = frozenset(node.name for node, wanted in zip(inputs, graded, strict=True) if not wanted)
+    return rewritten(gm, functools.partial(_loss, frozen), _rewrite)
 
 
 @dataclass(frozen=True)
@@ -83,7 +90,7 @@ _NAMES = (
 )
 
 
-def _loss(node: Node) -> _Loss | None:
+def _loss(frozen: frozenset[str], node: Node) -> _Loss | None:
     """The loss of a linear layer that a node computes, where the logits are many and nothing else reads
     them.
     """
@@ -111,6 +118,8 @@ def _loss(node: Node) -> _Loss | None:
     if product not in _DTYPES:
         return None
     chunk = _chunk(limit, rest[0], dtype)
+    if layer[1].name not in frozen:
+        chunk = max(chunk, _chunk_beside_gradients(rows, layer[1]))
     target = ChunkedLoss(reduction == "mean", ignored, chunk, dtype, product)
     names: Any = given["target"]
     return _Loss(layer, views[1:], names, target)
@@ -118,6 +127,18 @@ def _loss(node: Node) -> _Loss | None:
 
 def _chunk(limit: float, width: int, dtype: torch.dtype) -> int:
     return max(int(limit / _CHUNKS / (width * dtype.itemsize)), 1)
+
+
+def _chunk_beside_gradients(rows: int, weight: Node) -> int:
+    """Rows of a chunk where the weight's gradient is wanted, of which each chunk makes a part as large as the
+    weight. All parts are there when they are summed; those before the last chunk are beside its logits, which
+    take four times their bytes while their gradients are made. The sum is least for as many chunks as the
+    root of 4 rows / width.
+    """
+    width = checked(TensorSpec, _spec(weight)).shape[1]
+    count = max(round(math.sqrt(4 * rows / hint(width))), 2)
+    chunk = -(-rows // count)
+    return chunk if chunk < _TILE else -(-chunk // _TILE) * _TILE
 
 
 def _spec(value: Any) -> TensorSpec | None:

@@ -213,8 +213,9 @@ class ShardGroup:
         return flat, work
 
     def _gather_beside(self) -> tuple[torch.Tensor, Any, list[torch.Tensor]]:
-        """On the stream for gathers, which waits for what has written the shards; the copies out of the message
-        too. Only they wait until the memory that they write is free, which is of the stream that reads it.
+        """On the stream for gathers, which waits for what has written the shards; the copies out of the
+        message too. Only they wait until the memory that they write is free, which is of the stream that
+        reads it.
         """
         stream, before = self.parameters.comm_ctx.all_gather_stream, torch.cuda.current_stream()
         whole, free = self._memory_of_whole(), before.record_event()
@@ -241,7 +242,7 @@ class ShardGroup:
         return whole
 
     def _await(self, address: int) -> list[torch.Tensor] | None:
-        """Wait for the all-gather into this memory; the whole parameters where they are copied out already."""
+        """Wait for the all-gather into this memory; the whole parameters if they are copied out already."""
         work, whole = self._started.pop(address, (None, None))
         if work is not None:
             with told("while parameters were gathered"):

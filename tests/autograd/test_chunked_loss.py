@@ -85,6 +85,24 @@ def test_no_logits_are_in_memory():
     assert largest < BATCH * LENGTH * CLASSES * 8
 
 
+def _products_of_classes(args):
+    """The matrix products of a loss whose result has the classes as columns, so many as there are chunks."""
+    dynamotor.reset()
+    with collect("joint") as events, config.patch(chunk_logits_from=SMALL):
+        dynamotor.compile(plain, backend="aot_eager")(*args)
+    nodes = [node for node in events[0].data["graph"].graph.nodes if "mm" in str(node.target)]
+    return sum(node.meta["val"].shape[-1] == CLASSES for node in nodes)
+
+
+def test_chunks_are_few_where_each_has_a_gradient_as_large_as_the_weight():
+    h, w, b, labels = given()
+    assert _products_of_classes((h, w, b, labels)) == 2  # the root of 4 * 18 rows / 16 columns
+    assert _products_of_classes((h, w.detach(), b, labels)) == BATCH * LENGTH
+    many = torch.randn(BATCH, 128, WIDTH, dtype=h.dtype, requires_grad=True)
+    found = _products_of_classes((many, w, b, labels.repeat(1, 15)[:, :128].contiguous()))
+    assert found == 8  # the root of 4 * 256 / 16
+
+
 @pytest.mark.slow
 def test_second_derivatives_are_those_of_eager():
     args = given()
