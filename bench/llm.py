@@ -7,12 +7,14 @@ figure. Weights are random, nothing is downloaded.
     python -m bench llm                                    # rows of the acceptance table that one GPU takes
     python -m bench llm --rows llama-1.2b --sizes 4x2048 --ways torch.compile,dynamotor --steps 12
     python -m bench llm --rows attention --sizes 4x2048,1x16384
+    python -m bench llm --rows llama-8b-slice --float8 none,tensorwise,rowwise  # needs torchao
     python -m bench llm --device cpu --small               # seconds, on any machine
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import sys
@@ -22,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bench import torchvision_stub
+from bench import float8, torchvision_stub
 from bench.llm_rows import ATTENTION, DEFAULT_SIZES, MODELS, SMALL, masked_attention, model_of
 from bench.measure import quartiles
 from bench.tool import write_json
@@ -36,6 +38,7 @@ COLUMNS = (
     "row",
     "size",
     "way",
+    "float8",
     "ms",
     "quartiles",
     "of torch.compile's time",
@@ -54,10 +57,10 @@ def main(argv: list[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     for name in args.rows.split(","):
         for size in (args.sizes or DEFAULT_SIZES.get(name, "4x2048")).split(","):
-            for way in args.ways.split(","):
-                if name in ATTENTION and way == "compile_step":
+            for recipe, way in itertools.product(args.float8.split(","), args.ways.split(",")):
+                if name in ATTENTION and (way == "compile_step" or recipe != float8.NONE):
                     continue
-                rows.append(_in_process(args, name, size, way))
+                rows.append(_in_process(args, name, size, recipe, way))
                 print(json.dumps(rows[-1]), flush=True)
                 _write(args, rows)
     print(render([_line(rows, row) for row in rows], COLUMNS))
@@ -83,6 +86,11 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
         "--loss", choices=("inside", "outside"), default="inside", help="of the compiled program"
     )
     parser.add_argument("--mode", default=None, help="mode of both compilers, as reduce-overhead")
+    parser.add_argument(
+        "--float8",
+        default=float8.NONE,
+        help=f"with commas, of {', '.join(float8.RECIPES)}: torchao's recipes",
+    )
     parser.add_argument("--timeout", type=float, default=420.0, help="seconds a way of a row may take")
     parser.add_argument("--small", action="store_true", help="two narrow layers and short sequences")
     parser.add_argument("--json", help="file for the figures")
@@ -90,17 +98,21 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     unknown = [name for name in args.rows.split(",") if name not in MODELS and name not in ATTENTION]
     unknown += [way for way in args.ways.split(",") if way not in WAYS]
+    unknown += [recipe for recipe in args.float8.split(",") if recipe not in float8.RECIPES]
     if unknown:
         parser.error(f"unknown: {', '.join(unknown)}")
+    if args.float8 != float8.NONE and float8.missing():
+        parser.error(float8.missing())
     return args
 
 
-def _in_process(args: argparse.Namespace, name: str, size: str, way: str) -> dict[str, Any]:
+def _in_process(args: argparse.Namespace, name: str, size: str, recipe: str, way: str) -> dict[str, Any]:
     """One figure, taken by a process of its own."""
-    command = ["llm", "--worker", f"{name}:{size}:{way}", "--loss", args.loss]
+    command = ["llm", "--worker", f"{name}:{size}:{way}", "--loss", args.loss, "--float8", recipe]
     command += ["--steps", str(args.steps), "--warm", str(args.warm), "--device", args.device]
     command += [*(["--small"] if args.small else []), *(["--mode", args.mode] if args.mode else [])]
-    return {"row": name, "size": size, "way": way} | in_process(command, args.timeout)
+    head = {"row": name, "size": size, "way": way, "float8": recipe}
+    return head | in_process(command, args.timeout)
 
 
 def _worker(args: argparse.Namespace) -> dict[str, Any]:
@@ -119,6 +131,7 @@ def _time_steps(args: argparse.Namespace, name: str, way: str, batch: int, lengt
     with torch.device(args.device):  # a host takes 15 s for the weights of a billion
         config, model = model_of(name, length, SMALL if args.small else {})
     model.train()
+    float8.convert(model, args.float8, emulate=args.device != "cuda")
     parameters = sum(p.numel() for n, p in model.named_parameters() if "embed_tokens" not in n)
     step = _step(args, way, model, torch.randint(0, config.vocab_size, (batch, length), device=args.device))
     start = time.perf_counter()
@@ -214,12 +227,13 @@ def _memory(device: str) -> dict[str, Any]:
 
 
 def _peer(rows: list[dict[str, Any]], row: dict[str, Any]) -> dict[str, Any] | None:
-    same = [r for r in rows if (r["row"], r["size"], r["way"]) == (row["row"], row["size"], "torch.compile")]
+    wanted = {**row, "way": "torch.compile"}
+    same = [r for r in rows if all(r[key] == wanted[key] for key in ("row", "size", "way", "float8"))]
     return same[0] if same and "ms" in same[0] else None
 
 
 def _line(rows: list[dict[str, Any]], row: dict[str, Any]) -> list[str]:
-    head = [row["row"], row["size"], row["way"]]
+    head = [row["row"], row["size"], row["way"], row["float8"]]
     if "error" in row:
         return [*head, row["error"][:60], "", "", "", "", ""]
     low, middle, high = row["ms"]

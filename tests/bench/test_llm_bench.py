@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,37 @@ def test_a_small_row_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[
     first = found[0]["loss"]
     assert all(row["loss"] == pytest.approx(first, abs=2e-2) for row in found[:3])
     assert "share of peak" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_a_model_in_float8_by_each_recipe(recipe: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    out = tmp_path / "llm.json"
+    given = [
+        "--device",
+        "cpu",
+        "--small",
+        "--sizes",
+        "1x32",
+        "--steps",
+        "2",
+        "--warm",
+        "1",
+        "--json",
+        str(out),
+    ]
+    assert llm.main([*given, "--rows", "llama-1.2b", "--float8", recipe, "--ways", "eager"]) == 0
+    assert [row["float8"] for row in json.loads(out.read_text())["rows"]] == [recipe]
+
+
+def test_float8_says_that_torchao_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "torchao", None)
+    with pytest.raises(SystemExit):
+        llm.main(["--float8", "tensorwise"])
+    assert "pip install --no-deps torchao" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", llm_rows.ATTENTION)
