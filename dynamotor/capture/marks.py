@@ -177,6 +177,12 @@ def _find_constant(fn: Callable[..., Any]) -> CallRule | None:
     return functools.partial(_call_constant, fn) if is_marked else None
 
 
+def is_allowed(fn: Callable[..., Any]) -> bool:
+    """Whether `torch.compiler.allow_in_graph` marked a function or a class."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    return rules is not None and rules.is_callable_allowed(fn)
+
+
 @call_finder
 def _find_allowed(fn: Callable[..., Any]) -> CallRule | None:
     """What `torch.compiler.allow_in_graph` or `torch._dynamo.disallow_in_graph` marked."""

@@ -12,11 +12,11 @@ so that PyTorch calls it and the rest of the graph is compiled around it. A hook
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import operator
 import types
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -32,6 +32,8 @@ from ..graph.spec import TensorSpec
 from ..graph.subgraphs import GRADIENT, Hook
 from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
+from .guards import ConstEquals, is_constant
+from .marks import is_allowed
 from .op_state import check_functions, reaches, reads_late
 from .polyfills import autograd_function as polyfills
 from .protocol import trusted_class
@@ -56,8 +58,8 @@ _own_setup = vars(compat.SingleLevelFunction).get("setup_context")
 def _apply(trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
     if not isinstance(cls, ClassValue) or kwargs:
         raise _refused(cls, "its arguments are not tensors and constants")
-    if cls.value in builtin_rules:  # `allow_in_graph`: it is not looked into
-        return torch_call(trace, Apply(cls.value), [*args], {})
+    if cls.value in builtin_rules or is_allowed(cls.value):  # `allow_in_graph`: it is not looked into
+        return _applied(trace, cls, [*args])
     forward = [trace.type_attr(cls.value, name) for name in ("forward", "setup_context")]
     check_functions(trace, f"{cls.describe()}.apply", *forward)
     tensors: list[TensorValue] = []
@@ -71,19 +73,50 @@ def _apply(trace: Trace, cls: Value, /, *args: Value, **kwargs: Value) -> Value:
     if why and any(map(_is_shared, given)):
         raise _refused(cls, "its backward may see changes of a container that it was given")
     with live_calls(trace, why and f"the backward of {cls.value.__qualname__} {why}"):
-        found = torch_call(trace, Apply(cls.value), given, {})
+        found = _applied(trace, cls, given)
     _name_written(trace, given, found)
     return found
 
 
+def _applied(trace: Trace, cls: ClassValue, args: list[Value]) -> Value:
+    """The node of a call; its target holds the records among the arguments."""
+    held = [(i, record_of(trace, a)) for i, a in enumerate(args) if isinstance(a, UserObject)]
+    found = tuple([pair for pair in held if pair[1] is not MISSING])
+    given = [a for i, a in enumerate(args) if i not in dict(found)]
+    return torch_call(trace, Apply(cls.value, found), given, {})
+
+
+def record_of(trace: Trace, value: Value) -> Any:
+    """The record from outside behind a value, behind guards of its contents; MISSING for others."""
+    if not isinstance(value, UserObject) or value.obj is MISSING or not is_record(value.obj):
+        return MISSING
+    if is_constant(value.obj):
+        trace.reader.guard(ConstEquals(value.source, value.obj))
+    else:
+        for field in dataclasses.fields(value.cls):
+            record_of(trace, value.getattr(trace, field.name))
+    return value.obj
+
+
+def is_record(obj: Any) -> bool:
+    """Whether an object stays as it is: a constant, a named tuple of such, or a frozen dataclass of such."""
+    options = getattr(type(obj), "__dataclass_params__", None)
+    if options is None or not options.frozen:
+        return is_constant(obj)
+    return all(is_record(getattr(obj, field.name)) for field in dataclasses.fields(obj))
+
+
 def _is_plain(value: Value, tensors: list[TensorValue]) -> bool:
-    """Whether an argument is a tensor, a constant, or a list or tuple of such; its tensors are appended to `tensors`."""
+    """Whether an argument is a tensor, a constant, a record, or a list or tuple of such; its tensors are appended to
+    `tensors`."""
     if isinstance(value, TensorValue):
         tensors.append(value)
         return True
     if type(value) in (ListValue, TupleValue) and isinstance(value, SequenceValue):
         return all(_is_plain(item, tensors) for item in value.items)
-    return value.is_constant()
+    return value.is_constant() or (
+        isinstance(value, UserObject) and value.obj is not MISSING and is_record(value.obj)
+    )
 
 
 def _name_written(trace: Trace, args: list[Value], found: Value) -> None:
@@ -238,6 +271,8 @@ def _is_settled(value: Value) -> bool:
     """Whether a value stays the same until a backward reads it: a tensor, a number, a container made here."""
     if isinstance(value, TensorValue | SizeValue | FloatValue):
         return True
+    if isinstance(value, UserObject):
+        return value.obj is not MISSING and is_record(value.obj)
     if isinstance(value, FunctionValue):
         return value.fn is not MISSING and not reads_late(value.fn)
     if isinstance(value, SequenceValue):
@@ -349,7 +384,7 @@ def _check_call(trace: Trace, function: Value, args: Sequence[Value], reentrant:
     )
 
 
-@dataclass
+@dataclasses.dataclass
 class _Recomputed:
     """Facts of a function that the backward runs again."""
 

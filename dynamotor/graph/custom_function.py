@@ -22,8 +22,12 @@ class Apply:
     """
 
     cls: type[torch.autograd.Function]
+    held: tuple[tuple[int, Any], ...] = ()  # arguments by place that are no tensors, numbers or containers
     __name__ = "apply"
 
     def __call__(self, *args: Any) -> Any:
+        given = list(args)
+        for place, value in self.held:
+            given.insert(place, value)
         # The class may have another `apply` that calls this one.
-        return own_apply.__get__(None, self.cls)(*args)
+        return own_apply.__get__(None, self.cls)(*given)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import enum
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -493,3 +495,85 @@ def test_a_tensor_that_the_program_reads_too_is_read_anew(
             loss.backward()
             found.append((loss.item(), x.grad.tolist()))
         assert found[1] == found[0]
+
+
+class Side(enum.Enum):
+    LEFT = "left"
+    RIGHT = "right"
+
+
+class Factors(NamedTuple):
+    forward: float
+    backward: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    side: Side
+    factors: Factors
+
+
+class Configured(torch.autograd.Function):
+    """Its arguments say how it computes, in both directions."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, factors: Factors, settings: Settings) -> torch.Tensor:
+        ctx.factors, ctx.settings = factors, settings
+        return x * factors.forward + (settings.side is Side.LEFT)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+        return g * ctx.factors.backward * ctx.settings.factors.backward, None, None
+
+
+@torch._dynamo.allow_in_graph
+class ConfiguredAndMarked(Configured):
+    """The same, marked as one node of a graph."""
+
+
+class Layer(torch.nn.Module):
+    """Calls a custom function with records of its own."""
+
+    def __init__(self, function: Any, factors: Any, settings: Any) -> None:
+        super().__init__()
+        self.function, self.factors, self.settings = function, factors, settings
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function.apply(x.sin(), self.factors, self.settings).cos()
+
+
+@pytest.mark.parametrize("function", [Configured, ConfiguredAndMarked])
+def test_named_tuples_and_frozen_dataclasses_are_arguments(function: Any) -> None:
+    """The program is of their contents: others make another one."""
+    layer = Layer(function, Factors(2.0, 3.0), Settings(Side.LEFT, Factors(1.0, 5.0)))
+    compiled = dynamotor.compile(layer, fullgraph=True)
+    before = counters["frames"]["captured"]
+    changes: list[dict[str, Any]] = [
+        {},
+        {"factors": Factors(2.0, 3.0)},  # equal
+        {"factors": Factors(2.0, 4.0)},
+        {"settings": Settings(Side.LEFT, Factors(1.0, 7.0))},
+        {"settings": Settings(Side.RIGHT, Factors(1.0, 7.0))},
+    ]
+    for change in changes:
+        vars(layer).update(change)
+        found = []
+        for run in (layer, compiled):
+            x = torch.linspace(0, 1, 5).requires_grad_()
+            y = run(x)
+            y.sum().backward()
+            found.append((y.detach(), x.grad))
+        torch.testing.assert_close(found[1], found[0])
+    assert counters["frames"]["captured"] - before == 4
+
+
+class Open:
+    """A record that may change."""
+
+    forward = backward = 2.0
+
+
+def test_an_argument_that_may_change_breaks_the_graph() -> None:
+    layer = Layer(Configured, Open(), Settings(Side.LEFT, Factors(1.0, 5.0)))
+    with pytest.raises(dynamotor.CaptureError, match="DM221"):
+        dynamotor.compile(layer, fullgraph=True)(torch.ones(3, requires_grad=True))
