@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dynamotor.lower.ir import BYTES
+
 _FROM_TORCH = (
     *(
         "exp2",
@@ -66,6 +68,7 @@ def _libdevice() -> types.SimpleNamespace:
         allowed_dot_input_precisions=("tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"),
     )
     interpreter_builder.create_fp_trunc = _rounded(interpreter_builder.create_fp_trunc)
+    interpreter_builder.create_fp_to_fp = _in_float8
     interpreter_builder.create_splat = _splat
     interpreter_builder.create_dot = _dot
     interpreter.ReduceOps.generic_reduce = _in_halves(interpreter.ReduceOps.generic_reduce)
@@ -205,6 +208,18 @@ def _rounded(truncate: Callable[..., Any]) -> Callable[..., Any]:
     return convert
 
 
+def _in_float8(source: Any, to: Any, rounding: Any) -> Any:
+    """float32 in float8 as a GPU's instruction gives it: rounded to nearest even, and numbers beyond the largest one,
+    infinities too, are that one. The interpreter's own cuts bits off."""
+    import triton.language as tl
+    from triton.runtime.interpreter import TensorHandle
+
+    dtype = {tl.float8e4nv: torch.float8_e4m3fn, tl.float8e5: torch.float8_e5m2}[to.scalar]
+    largest = torch.finfo(dtype).max
+    data = torch.from_numpy(np.ascontiguousarray(source.data)).clamp(-largest, largest).to(dtype)
+    return TensorHandle(data.view(torch.uint8).numpy().reshape(source.data.shape), to.scalar)
+
+
 class Interpreted:
     """One function of the interpreter with its grid; IndexError for a position out of range."""
 
@@ -213,9 +228,10 @@ class Interpreted:
 
     def __call__(self, *tensors: torch.Tensor) -> None:
         self._scope["ALIGNED"] = all(t.data_ptr() % 16 == 0 for t in tensors)
+        given = [t.view(torch.uint8) if t.dtype in BYTES else t for t in tensors]
         try:
             with np.errstate(all="ignore"):
-                self._function[(self._grid,)](*tensors, *self._numbers)
+                self._function[(self._grid,)](*given, *self._numbers)
         except Exception as error:
             if "index out of range" in str(error):
                 raise IndexError("index out of range in self") from error

@@ -44,6 +44,7 @@ MEMORY = {
     torch.uint8: "tl.uint8",
     torch.bool: "tl.int1",
 }
+FLOAT8 = {torch.float8_e4m3fn: "tl.float8e4nv", torch.float8_e5m2: "tl.float8e5"}
 
 ALIGNED = 16  # what Triton's code profits from knowing of an argument
 
@@ -60,7 +61,6 @@ TEXT: dict[str, str] = {
     "shr": "{0} >> {1}",
     "bitnot": "~{0}",
     "not": "{0} == 0",
-    "bits": "({0}).to(tl.float32, bitcast=True)",
     "abs": "tl.abs({0})",
     "max": "maximum({0}, {1})",
     "min": "minimum({0}, {1})",
@@ -279,6 +279,12 @@ def operation(e: Expr, operands: list[str]) -> str:
         return f"({operands[0]} != 0)" if e.dtype is BOOL else f"{operands[0]}.to({COMPUTE[e.dtype]})"
     if name == "round_to":
         return f"{operands[0]}.to({MEMORY[e.args[1]]}).to({COMPUTE[COMPUTE_TYPE[e.args[1]]]})"
+    if name == "neg" and source.is_floating_point:  # Triton's is 0 - x, which is 0 for 0
+        return f"{operands[0]} * -1.0"
+    if name == "bits":
+        return f"({operands[0]}).to({COMPUTE[e.dtype]}, bitcast=True)"
+    if name == "float8":
+        return f"{operands[0]}.to({FLOAT8[e.args[1]]}).to(tl.uint8, bitcast=True).to(tl.int32)"
     if name in ("floordiv", "rem", "truncdiv"):
         name += "_float" if source.is_floating_point else "_int"
     if name == "fma":  # takes a number for one of float32

@@ -40,6 +40,18 @@ COMPUTE_TYPE: dict[torch.dtype, torch.dtype] = {
     torch.bool: BOOL,
 }
 
+# Types whose numbers loops move as bytes: see `float8.py`.
+BYTES: dict[torch.dtype, torch.dtype] = {
+    torch.float8_e4m3fn: torch.uint8,
+    torch.float8_e5m2: torch.uint8,
+}
+
+
+def memory_of(dtype: torch.dtype) -> torch.dtype:
+    """The type as which loops read and store numbers of a dtype."""
+    return BYTES.get(dtype, dtype)
+
+
 # The cost of an element of each operation, in additions (vectorised). Operations not named here cost 1.
 COST: dict[str, int] = {
     "div": 3,
@@ -82,6 +94,7 @@ COST: dict[str, int] = {
     "acc": 0,
     "scratch": 1,
     "cast": 1,
+    "float8": 2,
     "wrap_index": 1,
 }
 
@@ -176,6 +189,7 @@ def make(op: str, args: tuple[Any, ...], dtype: torch.dtype) -> Expr:
 
 def load(buffer: str, index: Index, memory: torch.dtype) -> Expr:
     """The element of a buffer at a flat index, converted to the compute type of the memory's dtype."""
+    memory = memory_of(memory)
     return make("load", (buffer, index, memory), COMPUTE_TYPE[memory])
 
 

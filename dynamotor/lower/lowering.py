@@ -62,6 +62,8 @@ def lowering(*targets: Any) -> Callable[[Rule], Rule]:
 
 
 Scalar = int | float | bool
+# Ops whose rules take numbers that are moved as bytes, or decline themselves.
+MOVES = (aten._to_copy.default, aten.clone.default)
 NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
 
 
@@ -282,7 +284,7 @@ class LoopBuilder(Realizer):
         any_dtype = (
             overload(node).overloadpacket.__name__ in VIEW_OPS
             or node.target in BY_DESIGN
-            or node.target is aten._to_copy.default
+            or node.target in MOVES
         )
         if not any_dtype and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
             return self.fallback(node, args, kwargs, "a dtype that loop kernels do not have")

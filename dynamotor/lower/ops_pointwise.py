@@ -12,7 +12,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,7 +21,8 @@ from ..graph.nodes import operand, spec_of
 from ..graph.op_facts import may_overflow
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES, aten
-from .ir import BOOL, COMPUTE_TYPE, F32, F64, I64, Expr, cast, compare, const, op, round_to, select
+from .float8 import float8_of, float32_of
+from .ir import BOOL, BYTES, COMPUTE_TYPE, F32, F64, I64, Expr, cast, compare, const, op, round_to, select
 from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, lowerings
 from .value import LoopValue
 
@@ -533,41 +533,21 @@ def _lerp(ctx: LoopBuilder, x: LoopValue, end: LoopValue, weight: LoopValue | Sc
 
 
 # -- casts and copies ----------------------------------------------------------------------------------------
-# Float8: bits of the mantissa, bias of the exponent, and the largest finite number's bits.
-FLOAT8 = {torch.float8_e4m3fn: (3, 7, 126), torch.float8_e5m2: (2, 15, 123)}
-
-
-def _float8_as_float32(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-    """A float8 value as float32: its bytes are read and their bits moved."""
-    decline_if(x.dtype not in FLOAT8 or x.ref is None, "a dtype that loop kernels do not have")
-    assert x.ref is not None
-    mantissa, bias, largest = FLOAT8[x.dtype]
-    stored = LoopValue(x.shape, torch.uint8, ref=replace(x.ref, dtype=torch.uint8))
-
-    def number(byte: Expr) -> Expr:
-        magnitude = op("and", byte, like(127, byte))
-        shifted = add(
-            mul(magnitude, like(1 << (23 - mantissa), magnitude)), like((127 - bias) << 23, magnitude)
-        )
-        value = op("bits", shifted, dtype=F32)
-        small = mul(cast(magnitude, F32), const(2.0 ** (1 - bias - mantissa), F32))  # no hidden bit
-        value = select(compare("lt", magnitude, like(1 << mantissa, magnitude)), small, value)
-        beyond = const(math.nan, F32)
-        if largest == 123:
-            beyond = select(compare("eq", magnitude, like(124, magnitude)), const(math.inf, F32), beyond)
-        value = select(compare("le", magnitude, like(largest, magnitude)), value, beyond)
-        return select(compare("gt", byte, like(127, byte)), op("neg", value), value)
-
-    return ctx.generate(lambda index: number(stored.at(index)), x.shape, F32)
-
-
 def convert(ctx: LoopBuilder, x: LoopValue, dtype: torch.dtype) -> LoopValue:
     """x in another dtype, rounded or wrapped as a copy of that dtype would be."""
+    for each in (x.dtype, dtype):
+        decline_if(each not in COMPUTE_TYPE and each not in BYTES, "a dtype that loop kernels do not have")
 
     def body(index: Any) -> Expr:
         e = x.at(index)
-        if x.dtype in HALVES and not dtype.is_floating_point:
+        if x.dtype is dtype and dtype in BYTES:
+            return e
+        if x.dtype in HALVES and (not dtype.is_floating_point or dtype in BYTES):
             e = round_to(e, x.dtype)
+        if dtype in BYTES:
+            return float8_of(cast(e, F32), dtype, ctx.on_gpu)
+        if x.dtype in BYTES:
+            e = float32_of(e, x.dtype)
         e = cast(e, COMPUTE_TYPE[dtype])
         return e if x.dtype is dtype else round_to(e, dtype)
 
@@ -587,8 +567,7 @@ def _to_copy(
     source = spec_of(operand(ctx.node, 0))
     # A single number may be read from anywhere.
     decline_if(source.shape and source.device != ctx.spec.device, "another device")
-    decline_if(ctx.spec.dtype not in COMPUTE_TYPE, "a dtype that loop kernels do not have")
-    return convert(ctx, x if x.dtype in COMPUTE_TYPE else _float8_as_float32(ctx, x), ctx.spec.dtype)
+    return convert(ctx, x, ctx.spec.dtype)
 
 
 # -- activations with options, and backwards -----------------------------------------------------------------

@@ -22,6 +22,7 @@ from .ir import (
     ExternNode,
     LoopNode,
     loads_of,
+    memory_of,
     total_cost,
     walk,
 )
@@ -129,7 +130,9 @@ class Realizer:
         buffer = self.new_buffer(spec)
         body = x.base_body() if x.body is None else x.body
         self.add(
-            LoopNode(buffer.name, x.shape, body, spec.stride, x.dtype, origin=x.origin or str(self.node))
+            LoopNode(
+                buffer.name, x.shape, body, spec.stride, memory_of(x.dtype), origin=x.origin or str(self.node)
+            )
         )
         ref = BufRef.whole(buffer)
         x.become(ref)
@@ -139,9 +142,10 @@ class Realizer:
         """A new buffer with exactly these strides, holding x."""
         spec = TensorSpec(x.shape, tuple(stride), x.dtype)
         buffer = self.new_buffer(spec)
-        if x.dtype in COMPUTE_TYPE:
+        memory = memory_of(x.dtype)
+        if memory in COMPUTE_TYPE:
             self.add(
-                LoopNode(buffer.name, x.shape, x.at, spec.stride, x.dtype, origin=f"copy for {self.node}")
+                LoopNode(buffer.name, x.shape, x.at, spec.stride, memory, origin=f"copy for {self.node}")
             )
         else:
             ref = self.realize(x)

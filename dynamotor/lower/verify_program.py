@@ -28,6 +28,7 @@ from .ir import (
     ScanStatement,
     Statement,
     Store,
+    memory_of,
     roots,
     walk,
 )
@@ -187,7 +188,7 @@ def _joined(steps: list[tuple[Dim, Dim]]) -> dict[Dim, Dim]:
 def _place(s: Store | LoopNode, index: Index, loops: Collection[Var], spec: TensorSpec) -> None:
     """A store over these loops reaches each element of the buffer once; a scatter stays inside of it."""
     name = s.buffer
-    if s.memory is not spec.dtype:
+    if s.memory is not memory_of(spec.dtype):
         wrong(f"{name} is stored as {s.memory}", f"it is {spec}")
     low, high = bounds(index)
     if low < 0 or high >= spec.extent:

@@ -34,6 +34,8 @@ def range_of_op(e: Expression, operands: Sequence[Range | None]) -> Range | None
         return (info.min, info.max) if info else None
     if e.op == "cast":
         return (0, 1) if e.args[0].dtype is torch.bool else None
+    if e.op == "float8":
+        return 0, 255
     known = [r for r in operands if r is not None]
     rule = _RANGES.get(e.op)
     found = rule(*known) if rule is not None and len(known) == len(operands) else None
@@ -45,7 +47,7 @@ def range_of(e: Expression, depth: int = 8) -> Range | None:
     """The numbers of an expression of integers; None where they are unknown, or the expression is deep."""
     if e.dtype.is_floating_point or e.dtype is torch.bool or not depth:
         return None
-    if e.op in ("const", "load", "round_to", "cast"):
+    if e.op in ("const", "load", "round_to", "cast", "float8"):
         return range_of_op(e, ())
     operands = e.args[1:] if e.op in ("select", "masked") else e.args
     if e.op not in _RANGES or not all(_is_whole(a) for a in operands):

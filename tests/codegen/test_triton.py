@@ -299,3 +299,11 @@ def test_a_loop_over_rows_gets_a_pipeline_that_fits_a_multiprocessor():
             TritonJob(triton_ops.HELPERS + f.source, f.name, f.signature, f.warps, arch=90)
         ).result()
         assert 1 << 12 < code.shared <= GpuTuning().shared * f.warps // 16 + 4096
+
+
+def test_the_negative_of_zero_has_a_sign():
+    """Triton's is 0 - x."""
+    x = torch.tensor([0.0, -0.0, 1.5, torch.inf, -torch.inf]).repeat(7)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        (got,) = run(launches(lambda x: -x, x.to(dtype)), x.to(dtype))
+        assert torch.equal(got.signbit(), (-x).signbit()) and torch.equal(got, -x.to(dtype))

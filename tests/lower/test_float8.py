@@ -7,6 +7,7 @@ import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
 
+pytestmark = pytest.mark.filterwarnings("error::dynamotor.base.errors.EagerWarning")  # a kernel that raised
 TYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
 TARGETS = [{"isa": "portable"}, {"isa": ""}, {"target": "triton"}]
 
@@ -63,7 +64,89 @@ def test_products_read_the_weights_as_they_are(dtype, rows, of):
     )
 
 
+def odd_numbers():
+    """float32 at, and next to, each float8 number and each middle of two; ends, infinities, NaN, zeros."""
+    ends = torch.cat([every_number(dtype).float() for dtype in TYPES])
+    ends = ends[ends.isfinite()].unique()
+    steps = torch.cat([ends, (ends[1:] + ends[:-1]) / 2])
+    more = [
+        449,
+        463.9,
+        464,
+        465,
+        479.9,
+        480,
+        500,
+        57344,
+        61439,
+        61440,
+        65535,
+        65536,
+        1e9,
+        3e38,
+        1e-40,
+        torch.inf,
+    ]
+    steps = torch.cat([steps, torch.tensor(more), 2.0 ** torch.arange(-149.0, 128.0)])
+    x = torch.cat([steps, -steps])
+    return torch.cat(
+        [x, x.nextafter(torch.tensor(torch.inf)), x.nextafter(-torch.tensor(torch.inf)), x * torch.nan]
+    )
+
+
+def every_half(dtype):
+    return torch.arange(1 << 16).to(torch.uint16).view(dtype)
+
+
+OPERANDS = [odd_numbers(), every_half(torch.bfloat16), every_half(torch.float16), odd_numbers().double()]
+
+
+@pytest.mark.parametrize("to", TYPES)
+@pytest.mark.parametrize("x", OPERANDS, ids=lambda x: str(x.dtype))
+@pytest.mark.parametrize("target", TARGETS, ids=["portable", "native", "triton"])
+def test_every_number_is_rounded_as_eager_does(to, x, target):
+    if "target" in target and not pytest.importorskip("bench.triton_interpret").available():
+        pytest.skip("triton was imported without TRITON_INTERPRET=1")
+    largest = torch.finfo(to).max
+
+    def program(x):
+        return x.to(to), x.clamp(-largest, largest).to(to), (x.float() * 0.75).to(to)
+
+    dynamotor.reset()
+    with config.patch(**target, strict=True):
+        got = dynamotor.compile(program)(x)
+    assert not counters["fallback"]
+    for one, other in zip(got, program(x), strict=True):
+        assert one.dtype == to
+        numbers = ~other.float().isnan()
+        assert torch.equal(one.float().isnan(), ~numbers)
+        assert torch.equal(one.view(torch.uint8)[numbers], other.view(torch.uint8)[numbers])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("target", TARGETS, ids=["portable", "native", "triton"])
+def test_numbers_are_rounded_and_moved_in_one_kernel(dtype, target):
+    """Row-major and transposed, as products of a forward and of its backward take them."""
+    if "target" in target and not pytest.importorskip("bench.triton_interpret").available():
+        pytest.skip("triton was imported without TRITON_INTERPRET=1")
+    x = torch.randn(96, 80)
+
+    def program(x):
+        small = (x * 0.5).to(dtype)
+        return small, small.t().contiguous(), small.float() + 1
+
+    dynamotor.reset()
+    with config.patch(**target, strict=True):
+        got = dynamotor.compile(program)(x)
+    assert not counters["fallback"]
+    for one, other in zip(got, program(x), strict=True):
+        assert one.dtype == other.dtype and one.stride() == other.stride()
+        assert torch.equal(one.float(), other.float())
+
+
 def test_what_has_no_kernel_is_atens():
     x = torch.randn(8)
-    for program in (lambda x: x.to(torch.float8_e4m3fn), lambda x: x.to(torch.float8_e4m3fnuz).float()):
-        torch.testing.assert_close(dynamotor.compile(program)(x), program(x))
+    for program in (lambda x: x.to(torch.float8_e4m3fnuz), lambda x: x.to(torch.float8_e4m3fnuz).float()):
+        torch.testing.assert_close(dynamotor.compile(program)(x).float(), program(x).float())
+    z = torch.randn(4, 4, dtype=torch.complex64)
+    assert torch.equal(dynamotor.compile(lambda z: z.t().clone())(z), z.t())
