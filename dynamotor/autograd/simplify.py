@@ -167,8 +167,10 @@ def merge_views(gm: torch.fx.GraphModule) -> None:
 
 def share_common_subexpressions(gm: torch.fx.GraphModule) -> None:
     """Equal functional ops on equal arguments become one node; random ops never do, nor collectives (other
-    ranks may not have equal ones)."""
+    ranks may not have equal ones). Of equal elementwise ops on views of one tensor the later are views.
+    """
     seen: dict[Any, Node] = {}
+    of_any_shape: dict[Any, Node] = {}
     for node in gm.graph.nodes:
         if (
             node.op != "call_function"
@@ -184,6 +186,51 @@ def share_common_subexpressions(gm: torch.fx.GraphModule) -> None:
             continue
         if first is not node and first.meta["val"] == node.meta["val"]:
             take_place(first, node)
+        elif (viewed := _same_in_another_shape(node, of_any_shape)) is not None:
+            seen[key] = viewed
+            take_place(viewed, node)
+
+
+_VIEWS = (aten.view.default, aten._unsafe_view.default)
+_OF_ALL = (aten.max.default, aten.min.default)
+
+
+def _same_in_another_shape(node: Node, known: dict[Any, Node]) -> Node | None:
+    """The result of an op (elementwise, or the extreme of all elements) as a view of a known result, where a
+    known op reads the same contiguous memory in another shape.
+    """
+    tensors = [
+        n for n in node.all_input_nodes if isinstance(n.meta["val"], TensorSpec) and n.meta["val"].shape
+    ]
+    extreme = node.target in _OF_ALL
+    if len(tensors) != 1 or node.target is operator.getitem or not (extreme or _is_map(node)):
+        return None
+    (read,), spec = tensors, node.meta["val"]
+    is_view = read.op == "call_function" and read.target in _VIEWS
+    whole = operand(read, 0) if is_view else read
+    args = tuple([whole if a is read else a for a in node.args])
+    first = known.setdefault((node.target, _key(args), _key(tuple(node.kwargs.items()))), node)
+    specs = [read.meta["val"], whole.meta["val"], first.meta["val"], spec]
+    if first is node or not all(isinstance(s, TensorSpec) and s.is_contiguous for s in specs):
+        return None
+    if extreme:
+        return first
+    sizes = read.args[1] if is_view else list(spec.shape)
+    if (
+        not is_view
+        and spec.is_symbolic
+        or read.meta["val"].shape != spec.shape
+        or specs[2].dtype != spec.dtype
+    ):
+        return None
+    with node.graph.inserting_before(node):
+        viewed = node.graph.call_function(aten.view.default, (first, sizes))
+    viewed.meta = {**node.meta}
+    return viewed
+
+
+def _is_map(node: Node) -> bool:
+    return node.target is aten._to_copy.default or facts(overload(node)).pointwise
 
 
 def _key(value: Any) -> Any:
