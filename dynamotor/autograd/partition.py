@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ..graph.kernel_checks import PRODUCTS
-from ..graph.nodes import needed_for, operand, overload
+from ..graph.nodes import move_before, needed_for, operand, overload
 from ..graph.op_facts import facts, is_collective
 from ..graph.size_nodes import is_size
 from ..graph.sizes import hint
-from ..graph.spec import HALVES, TensorSpec, aten
+from ..graph.spec import FLOAT8, HALVES, TensorSpec, aten
 from .extract import is_view, memory_root
 from .joint import Joint
 from .late_products import is_kept
@@ -114,8 +114,9 @@ def partition(joint: Joint, static: frozenset[int]) -> Partition:
     """Choose the values of a joint graph that the forward saves. static: the inputs that are parameters and
     buffers.
     """
-    nodes = list(joint.gm.graph.nodes)
     backward = backward_of(joint)
+    lay_out_early(joint.gm.graph, backward)
+    nodes = list(joint.gm.graph.nodes)
     grads = [node for node in joint.output[2] if node is not None]
     values, written = list(joint.output[0]), list(joint.output[1])
     kept = [node for i, node in zip(joint.mutated, written, strict=True) if i in joint.saved_written]
@@ -273,6 +274,8 @@ def _must_stay(node: Node, forward: set[Node], joint: JointNodes, wanted: set[No
         return False
     if _compares_rounded(node) or "saved" in node.meta and not is_view(node):
         return True
+    if is_laid_out_anew(node) and _feeds_opaque_op(node, joint.backward, wanted):
+        return True  # the kernel that rounds writes both layouts
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
     if node not in forward or is_view(node):
@@ -329,6 +332,31 @@ def _is_read_beside(value: Node, numel: int, backward: set[Node]) -> bool:
 def _numel(node: Node) -> int:
     val = node.meta["val"]
     return hint(val.numel) if isinstance(val, TensorSpec) else 0
+
+
+def lay_out_early(graph: torch.fx.Graph, backward: set[Node]) -> set[Node]:
+    """Write numbers of float8 for products of the backward where the forward rounds them, so that one kernel
+    does both: put these ops, with those that they alone need, before the product of the forward. Give the ops
+    that write.
+    """
+    written = {
+        node
+        for node in graph.find_nodes(op="call_function", target=aten.clone.default)
+        if is_laid_out_anew(node) and node not in backward
+    }
+    if written:
+        moved = {node for node in needed_for(written) if node.meta.get("stage") == "backward"}
+        move_before(graph, moved, aten._scaled_mm.default)
+    return written
+
+
+def is_laid_out_anew(node: Node) -> bool:
+    """Whether the op writes numbers of float8 in another order of dimensions, as a product of the backward
+    wants them.
+    """
+    if node.target is not aten.clone.default or node.meta["val"].dtype not in FLOAT8:
+        return False
+    return operand(node, 0).meta["val"].stride != node.meta["val"].stride
 
 
 def _reads_lent(node: Node, lent: frozenset[Node]) -> bool:

@@ -7,7 +7,8 @@ that node. And walks over graphs with a stack of their own: chains are longer th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from torch import fx
@@ -110,6 +111,22 @@ def take_place(new: fx.Node, *old: fx.Node) -> None:
     old[0].replace_all_uses_with(new)
     for node in old:
         node.graph.erase_node(node)
+
+
+def move_before(graph: fx.Graph, moved: Collection[fx.Node], target: Any) -> None:
+    """Put each of these nodes before the first call of `target` behind its operands."""
+    waiting = [node for node in graph.nodes if node in moved]
+    done: dict[fx.Node, None] = {}
+    for node in list(graph.nodes):
+        if node.op == "call_function" and node.target is target:
+            for each in waiting:
+                if done.keys() >= set(each.all_input_nodes):
+                    done[each] = None
+            waiting = [each for each in waiting if each not in done]
+        done[node] = None
+    for before, node in itertools.pairwise(done):
+        if before.next is not node:
+            before.append(node)
 
 
 def needed_for(wanted: Iterable[fx.Node]) -> set[fx.Node]:

@@ -30,6 +30,7 @@ Compiled = Callable[..., Any]  # a backend's result for a graph
 Backend = Callable[[torch.fx.GraphModule, list[torch.Tensor]], Compiled]
 CPU = torch.device("cpu")
 HALVES = (torch.bfloat16, torch.float16)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def device_with_index(device: torch.device | str) -> torch.device:

@@ -14,6 +14,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from ..base.events import emit, listening
 from ..graph.sizes import Dim, Size, divides, hint
 from .index_expr import Index, Var, is_one
@@ -368,6 +370,25 @@ def sums_run_along_memory(group: Group, m: Member) -> Refuse | None:
         crosses = index.vars() >= m.reduced and not any(is_one(index.coefficient(v)) for v in group.loop)
         if crosses and index.vars() & group.loop and any(is_one(index.coefficient(v)) for v in m.reduced):
             return Refuse(f"sums along {e.args[0]}, and the rows cross it")
+    return None
+
+
+@rule
+def bytes_run_along_rows(group: Group, m: Member) -> Refuse | None:
+    """Bytes that a kernel of row sums stored across its rows would be written one by one; a map of its own
+    goes through tiles (float8 for the backward, which wants the other order of dimensions).
+    """
+    if group.template not in (None, ROWS) or group.template is None and not m.is_reduction:
+        return None
+    loop = m.reduced if group.template is None else group.loop
+    for x in (*group.members, m):
+        place = x.store
+        if x.is_reduction or x.node.memory is not torch.uint8 or not place.vars() & loop:
+            continue
+        if not any(is_one(place.coefficient(v)) for v in loop) and any(
+            is_one(place.coefficient(v)) for v in place.vars() - loop
+        ):
+            return Refuse(f"stores the bytes of {x.node.buffer} across the rows")
     return None
 
 

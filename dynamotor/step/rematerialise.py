@@ -13,9 +13,10 @@ from torch import fx
 
 from ..autograd.extract import is_view
 from ..autograd.late_products import is_kept, move_behind_their_gradients
-from ..autograd.partition import JointNodes, choose_saved, dependents
+from ..autograd.partition import JointNodes, choose_saved, dependents, is_laid_out_anew, lay_out_early
 from ..graph.nodes import take_place
 from ..graph.size_nodes import is_size
+from ..lower.realize import IN_MEMORY
 
 aten = torch.ops.aten
 
@@ -25,6 +26,12 @@ def compute_again(gm: fx.GraphModule) -> None:
     there; unread originals go.
     """
     _split_batch_norms(gm.graph)
+    nodes = list(gm.graph.nodes)
+    backward = dependents(
+        nodes, [node for node in nodes if _is_backward(node) and not is_laid_out_anew(node)]
+    )
+    for node in lay_out_early(gm.graph, backward):
+        node.meta |= {"stage": "forward", IN_MEMORY: True}
     nodes = [node for node in gm.graph.nodes if node.op != "output"]
     backward = dependents(nodes, [node for node in nodes if _is_backward(node)])
     (results,) = next(iter(reversed(gm.graph.nodes))).args
