@@ -25,6 +25,13 @@ def missing() -> str:
     return ""
 
 
+def find_scales(model: nn.Module) -> None:
+    """The scales of all weights that are gathered in float8, by one reduction; called behind the optimizer."""
+    from torchao.float8 import precompute_float8_dynamic_scale_for_fsdp
+
+    precompute_float8_dynamic_scale_for_fsdp(model)
+
+
 def convert(model: nn.Module, recipe: str, emulate: bool = False, gather: bool = False) -> nn.Module:
     """The model with float8 layers for its linear layers, but for the head. emulate: products in float32 of the
     rounded operands, for devices without float8 products. gather: FSDP2 gathers weights in float8."""

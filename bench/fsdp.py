@@ -6,6 +6,7 @@ One process a GPU; each way trains the same model on the same batches, so that l
     NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node 2 -m bench.fsdp                # about five minutes
     NCCL_NVLS_ENABLE=0 torchrun --standalone --nproc-per-node 4 -m bench.fsdp --replicas 2   # HSDP
     torchrun --standalone --nproc-per-node 2 -m bench.fsdp --device cpu --small              # a minute, anywhere
+    torchrun ... -m bench.fsdp --float8 tensorwise --gather-float8                           # needs torchao
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from bench import ranks
+from bench import float8, ranks
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -27,9 +28,15 @@ def main(argv: list[str] | None = None) -> int:
     parser = ranks.parser_of("bench.fsdp", __doc__, "2x2048")
     parser.add_argument("--replicas", type=int, default=1, help="more than one: HSDP")
     parser.add_argument("--kept", action="store_true", help="reshard_after_forward=False")
+    parser.add_argument("--float8", default=float8.NONE, choices=float8.RECIPES, help="torchao's recipe")
+    parser.add_argument("--gather-float8", action="store_true", help="weights are gathered in float8")
     args = parser.parse_args(argv)
     ranks.check_ways(parser, args)
-    return ranks.run(args, ["fsdp" if args.replicas == 1 else f"hsdp of {args.replicas}"], _build)
+    if args.float8 != float8.NONE and float8.missing():
+        parser.error(float8.missing())
+    name = "fsdp" if args.replicas == 1 else f"hsdp of {args.replicas}"
+    name += f", {args.float8}" if args.float8 != float8.NONE else ""
+    return ranks.run(args, [name + (", gathered" if args.gather_float8 else "")], _build)
 
 
 def _mesh(args: argparse.Namespace) -> DeviceMesh:
@@ -42,6 +49,7 @@ def _mesh(args: argparse.Namespace) -> DeviceMesh:
 
 def _build(args: argparse.Namespace, name: str, way: str, length: int) -> ranks.Job:
     config, model = ranks.model_on(args, length)
+    float8.convert(model, args.float8, emulate=args.device != "cuda", gather=args.gather_float8)
     half = torch.bfloat16 if args.device == "cuda" else torch.float32
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
     settings: dict[str, Any] = {"mesh": _mesh(args), "mp_policy": policy}
@@ -65,6 +73,8 @@ def _build(args: argparse.Namespace, name: str, way: str, length: int) -> ranks.
         loss = _loss(call(ids).logits, ids)
         loss.backward()
         optimizer.step()
+        if args.gather_float8:
+            float8.find_scales(model)
         return loss.detach()
 
     return ranks.Job(step, config.vocab_size, dist.get_rank())

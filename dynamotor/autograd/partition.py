@@ -7,7 +7,7 @@ reductions never do. The result never saves more bytes than eager's autograd wou
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,6 +96,7 @@ class JointNodes:
 
     kept: new contents of written inputs that outlive the forward in the inputs, which eager saves. lent:
     inputs that the program may write before the backward, through NumPy too, where nothing counts it.
+    laid_out: those that `lay_out_early` gave.
     frugal: save memory at the cost of time. Operands of products are computed again too, and so written
     twice.
     """
@@ -107,6 +108,7 @@ class JointNodes:
     grads: list[Node] | None
     frugal: bool = False
     kept: Sequence[Node] = ()
+    laid_out: Collection[Node] = ()
     lent: frozenset[Node] = frozenset()
 
 
@@ -115,7 +117,7 @@ def partition(joint: Joint, static: frozenset[int]) -> Partition:
     buffers.
     """
     backward = backward_of(joint)
-    lay_out_early(joint.gm.graph, backward)
+    laid_out = lay_out_early(joint.gm.graph, backward)
     nodes = list(joint.gm.graph.nodes)
     grads = [node for node in joint.output[2] if node is not None]
     values, written = list(joint.output[0]), list(joint.output[1])
@@ -123,7 +125,8 @@ def partition(joint: Joint, static: frozenset[int]) -> Partition:
     lent = frozenset(
         node for i, node in enumerate(joint.inputs) if i not in static and i not in joint.gradient_of
     )
-    cut, eager_bytes = choose_saved(JointNodes(nodes, backward, values, written, grads, kept=kept, lent=lent))
+    both = JointNodes(nodes, backward, values, written, grads, kept=kept, laid_out=laid_out, lent=lent)
+    cut, eager_bytes = choose_saved(both)
     saved = [node for node in nodes if node in cut or node.op == "placeholder" and is_size(node)]
     return Partition(saved, _bytes(saved), eager_bytes)
 
@@ -274,7 +277,7 @@ def _must_stay(node: Node, forward: set[Node], joint: JointNodes, wanted: set[No
         return False
     if _compares_rounded(node) or "saved" in node.meta and not is_view(node):
         return True
-    if is_laid_out_anew(node) and _feeds_opaque_op(node, joint.backward, wanted):
+    if node in joint.laid_out and _feeds_opaque_op(node, joint.backward, wanted):
         return True  # the kernel that rounds writes both layouts
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
@@ -342,7 +345,7 @@ def lay_out_early(graph: torch.fx.Graph, backward: set[Node]) -> set[Node]:
     written = {
         node
         for node in graph.find_nodes(op="call_function", target=aten.clone.default)
-        if is_laid_out_anew(node) and node not in backward
+        if is_laid_out_anew(node) and node not in backward and not any(map(_is_gathered, needed_for([node])))
     }
     if written:
         moved = {node for node in needed_for(written) if node.meta.get("stage") == "backward"}
@@ -356,7 +359,13 @@ def is_laid_out_anew(node: Node) -> bool:
     """
     if node.target is not aten.clone.default or node.meta["val"].dtype not in FLOAT8:
         return False
-    return operand(node, 0).meta["val"].stride != node.meta["val"].stride
+    source = operand(node, 0)
+    return source.meta["val"].stride != node.meta["val"].stride and memory_root(source).op == "call_function"
+
+
+def _is_gathered(node: Node) -> bool:
+    """Whether a value is there again for the backward without being saved: shards are gathered twice."""
+    return node.op == "call_function" and (_is_checkpointed(node) or is_collective(node.target))
 
 
 def _reads_lent(node: Node, lent: frozenset[Node]) -> bool:

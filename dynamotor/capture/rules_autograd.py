@@ -37,6 +37,7 @@ from .marks import is_allowed
 from .op_state import check_functions, reaches, reads_late
 from .polyfills import autograd_function as polyfills
 from .protocol import trusted_class
+from .rules_wrappers import WrapperValue
 from .selective_checkpoints import selective_policy
 from .source import trusted_module
 from .values.base import MISSING, Iterator, Raised, Trace, Value, builtin_rule, builtin_rules
@@ -82,7 +83,9 @@ def _applied(trace: Trace, cls: ClassValue, args: list[Value]) -> Value:
     """The node of a call; its target holds the records among the arguments."""
     held = [(i, record_of(trace, a)) for i, a in enumerate(args) if isinstance(a, UserObject)]
     found = tuple([pair for pair in held if pair[1] is not MISSING])
-    given = [a for i, a in enumerate(args) if i not in dict(found)]
+    given = [
+        a.tensor if isinstance(a, WrapperValue) else a for i, a in enumerate(args) if i not in dict(found)
+    ]
     return torch_call(trace, Apply(cls.value, found), given, {})
 
 

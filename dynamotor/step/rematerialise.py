@@ -30,7 +30,8 @@ def compute_again(gm: fx.GraphModule) -> None:
     backward = dependents(
         nodes, [node for node in nodes if _is_backward(node) and not is_laid_out_anew(node)]
     )
-    for node in lay_out_early(gm.graph, backward):
+    laid_out = lay_out_early(gm.graph, backward)
+    for node in laid_out:
         node.meta |= {"stage": "forward", IN_MEMORY: True}
     nodes = [node for node in gm.graph.nodes if node.op != "output"]
     backward = dependents(nodes, [node for node in nodes if _is_backward(node)])
@@ -39,7 +40,8 @@ def compute_again(gm: fx.GraphModule) -> None:
     writes = [
         node for node in nodes if not node.users and node.op == "call_function" and node not in backward
     ]
-    saved, _ = choose_saved(JointNodes(nodes, backward, values, writes, None, frugal=True))
+    both = JointNodes(nodes, backward, values, writes, None, frugal=True, laid_out=laid_out)
+    saved, _ = choose_saved(both)
     move_behind_their_gradients(nodes, backward, lambda arg: not is_kept(arg, saved))
     copies: dict[fx.Node, fx.Node] = {}
     nodes = [node for node in gm.graph.nodes if node.op != "output"]

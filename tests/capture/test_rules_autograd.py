@@ -12,6 +12,7 @@ from torch.autograd.function import once_differentiable
 
 import dynamotor
 from dynamotor.base.events import counters
+from tests.support.wrapper_classes import Quantised
 
 scale = 2.0
 seen = []
@@ -577,3 +578,37 @@ def test_an_argument_that_may_change_breaks_the_graph() -> None:
     layer = Layer(Configured, Open(), Settings(Side.LEFT, Factors(1.0, 5.0)))
     with pytest.raises(dynamotor.CaptureError, match="DM221"):
         dynamotor.compile(layer, fullgraph=True)(torch.ones(3, requires_grad=True))
+
+
+@torch._dynamo.allow_in_graph
+class TimesQuantised(torch.autograd.Function):
+    """A product with a wrapper subclass, as with weights that FSDP2 has gathered in float8."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, weight: Quantised, factors: Factors) -> torch.Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.factors = factors
+        return x @ (weight.values_.to(x.dtype) * weight.scale) * factors.forward
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> tuple[Any, ...]:
+        x, weight = ctx.saved_tensors
+        return g @ (weight.values_.to(x.dtype) * weight.scale).t() * ctx.factors.backward, None, None
+
+
+def test_a_wrapper_is_an_argument() -> None:
+    """It may hold other tensors at each call."""
+    run = lambda x, weight: TimesQuantised.apply(x.sin(), weight, FACTORS)  # noqa: E731
+    compiled = dynamotor.compile(run, fullgraph=True)
+    for n in range(3):
+        weight = Quantised(torch.randint(-9, 9, (4, 5), dtype=torch.int8), torch.rand(4, 1) + n)
+        found = []
+        for call in (run, compiled):
+            x = torch.linspace(0, 1, 12).view(3, 4).requires_grad_()
+            y = call(x, weight)
+            y.sum().backward()
+            found.append((y.detach(), x.grad))
+        torch.testing.assert_close(found[1], found[0])
+
+
+FACTORS = Factors(2.0, 3.0)
