@@ -2,7 +2,7 @@
 and does a model trained in float8 follow its losses in bfloat16?
 
     python -m bench float8_check --json out/float8.json          # about four minutes on a GPU; losses need torchao
-    python -m bench float8_check --parts bits,casts
+    python -m bench float8_check --parts casts --tiles 32x64x4,64x64x8,64x128x8,128x128x16   # rows, columns, warps
     python -m bench float8_check --device cpu --small            # on any machine
 
 A cast reads its operand once, and writes bytes row-major and transposed. Losses of bfloat16 are of several first
@@ -20,11 +20,14 @@ from typing import Any
 
 import torch
 
+import dynamotor
 from bench import float8, torchvision_stub
 from bench.llm_rows import SMALL, model_of
 from bench.tool import write_json
 from bench.turns import turns
 from bench.ways import compiler_of, finish
+from dynamotor.base.config import config
+from dynamotor.codegen.triton_plan import DEFAULT
 from dynamotor.tools.tables import render
 
 TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
@@ -43,6 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--steps", type=int, default=200, help="of each loss curve")
     parser.add_argument("--recipes", default="tensorwise,rowwise")
+    parser.add_argument("--tiles", default="", help="of casts that write bytes across, ROWSxCOLUMNSxWARPS")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each cast")
     parser.add_argument("--json")
     args = parser.parse_args(argv)
@@ -105,6 +109,17 @@ def _differing(a: torch.Tensor, b: torch.Tensor) -> int:
 
 def casts(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Times of casts in both layouts beside torch.compile's, and of the memory that they have to touch."""
+    config.program_cache = False  # tiles are no part of a program's key
+    tiles = args.tiles.split(",") if args.tiles else ["x".join(map(str, DEFAULT.crossed_bytes))]
+    rows = []
+    for tile in tiles:
+        object.__setattr__(DEFAULT, "crossed_bytes", tuple(map(int, tile.split("x"))))
+        dynamotor.reset()
+        rows += [{"tile": tile, **row} for row in _casts(args, [] if rows else ["torch.compile"])]
+    return rows
+
+
+def _casts(args: argparse.Namespace, others: list[str]) -> list[dict[str, Any]]:
     sizes = [(256, 512)] if args.small else [(8192, 4096), (8192, 14336), (14336, 4096), (4096, 4096)]
     rows = []
     for recipe in ("tensorwise", "rowwise"):
@@ -112,14 +127,14 @@ def casts(args: argparse.Namespace) -> list[dict[str, Any]]:
             for dtype, to in ((torch.bfloat16, TYPES["e4m3"]), (torch.float32, TYPES["e4m3"])):
                 x = torch.randn(rows_n, columns, device=args.device, dtype=dtype)
                 cast = _both_layouts(recipe, to)
-                ways = {way: compiler_of(way, None)(cast) for way in ("dynamotor", "torch.compile")}
+                ways = {way: compiler_of(way, None)(cast) for way in ("dynamotor", *others)}
                 calls = {way: functools.partial(f, x) for way, f in ways.items()}
                 torch.compiler.reset()
                 times = turns(calls, seconds=args.seconds, finish=lambda: finish(args.device))
                 medians = {way: 1e6 * statistics.median(t[way] for t in times) for way in ways}
                 touched = x.numel() * (2 * x.element_size() + 2)  # for the largest number, and for the cast
                 row = {"recipe": recipe, "size": f"{rows_n}x{columns}", "of": str(dtype)}
-                row |= {f"{way} us": medians[way] for way in ways}
+                row |= {f"{way} us": medians.get(way, float("nan")) for way in ("dynamotor", "torch.compile")}
                 rows.append(row | {"TB/s of twice read, once written": touched / medians["dynamotor"] / 1e6})
     return rows
 
@@ -182,8 +197,6 @@ def _curve(args: argparse.Namespace, way: str, recipe: str, seed: int) -> list[f
         return torch.nn.functional.cross_entropy(flat, ids[:, 1:].reshape(-1))
 
     if way == "compile_step":
-        import dynamotor
-
         whole = dynamotor.compile_step(model, lambda out, ids: loss_of(out.logits, ids), optimizer)
 
         def step(ids: torch.Tensor) -> torch.Tensor:

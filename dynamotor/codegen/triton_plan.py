@@ -63,6 +63,8 @@ class GpuTuning:
     shared: int = 200_000  # bytes of shared memory of a multiprocessor that they may take
     columns: int = 128  # columns of a tile that is summed across alone
     one_warp: int = 256  # lanes up to which a row without vectors is left to one warp
+    crossed: tuple[int, int, int] = (32, 64, 4)  # rows, columns and warps of a tile that some access crosses
+    crossed_bytes: tuple[int, int, int] = (64, 64, 8)  # of one whose bytes are stored across: whole sectors
     bytes: int = 8192  # that a program sums of rows in bytes: to start one takes as long as to read some
 
 
@@ -196,6 +198,11 @@ def _only_along(kernel: Kernel, v: Var, last: Var) -> bool:
         if is_one(index.coefficient(v)) and not is_zero(along) and not is_one(along):
             return True
     return False
+
+
+def _stores_bytes_along(kernel: Kernel, v: Var) -> bool:
+    stores = [s for s in kernel.statements() if isinstance(s, Store)]
+    return any(s.memory.itemsize == 1 and is_one(s.index.coefficient(v)) for s in stores)
 
 
 # -- rewrites ----------------------------------------------------------------------------------
@@ -411,10 +418,11 @@ class Planner:
             if others:
                 other = max(others, key=lambda v: (contiguous_along(kernel, v), hint(v.size)))
                 rest = [v for v in loops[:-1] if v is not other]
-                x = Axis.of("x", [*rest, other], 32, exact=None)
-                return LaunchPlan(
-                    "map", x, Axis.of("r", [last], 32 if last.size < 64 else 64), warps=4, wide=wide
-                )
+                bytewise = _stores_bytes_along(kernel, other) and last.size >= 64
+                rows, columns, warps = self.tuning.crossed_bytes if bytewise else self.tuning.crossed
+                x = Axis.of("x", [*rest, other], rows, exact=None)
+                r = Axis.of("r", [last], 32 if last.size < 64 else columns)
+                return LaunchPlan("map", x, r, warps=warps, wide=wide)
             if not kernel.streams() and _reads_rows(kernel, loops[:-1], last):
                 if last.size >= self.tuning.long_row and _count(loops[:-1]) >= 2 * self.tuning.programs:
                     return self.by_vectors(kernel, self.loop_plan(loops[:-1], loops[-1:], wide))
