@@ -1,7 +1,7 @@
 """Conversions from and to float8. Loops move its numbers as bytes: the value of a float8 tensor is its bits.
 
 >>> float32_of(load_of_e4m3, torch.float8_e4m3fn)      # exact
->>> float8_of(x, torch.float8_e5m2, on_gpu=False)      # rounded to nearest even, as eager
+>>> float8_of(x, torch.float8_e5m2, by_instruction=False)      # rounded to nearest even, as eager
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ def float32_of(byte: Expr, dtype: torch.dtype) -> Expr:
     return select(compare("gt", byte, _whole(127)), op("neg", value), value)
 
 
-def float8_of(x: Expr, dtype: torch.dtype, on_gpu: bool) -> Expr:
-    """The bits of a float32 in a float8 type. A GPU has an instruction, which gives the largest number beyond
-    it.
-    """
+def has_float8(device: torch.device) -> bool:
+    """Whether a GPU (or the interpreter of its kernels) has an instruction that rounds to float8."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def float8_of(x: Expr, dtype: torch.dtype, by_instruction: bool) -> Expr:
+    """The bits of a float32 in a float8 type. An instruction gives the largest number for larger ones."""
     bits = op("bits", x, dtype=I32)
     sign = op("and", op("shr", bits, _whole(24)), _whole(128))
     name, limit = BEYOND[dtype]
     too_large = compare(name, op("abs", x), const(limit, F32))
     beyond = _whole(_bits_of_infinity(dtype))
     inside = _is_within(x, limit)
-    if on_gpu:
+    if by_instruction:
         found = make("float8", (x, dtype), I32)
         is_last = beyond.args[0] == FORMATS[dtype][2]
         return found if inside or is_last else select(too_large, op("add", beyond, sign), found)

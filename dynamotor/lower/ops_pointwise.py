@@ -21,7 +21,7 @@ from ..graph.nodes import operand, spec_of
 from ..graph.op_facts import may_overflow
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES, aten
-from .float8 import float8_of, float32_of
+from .float8 import float8_of, float32_of, has_float8
 from .ir import BOOL, BYTES, COMPUTE_TYPE, F32, F64, I64, Expr, cast, compare, const, op, round_to, select
 from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, lowerings
 from .value import LoopValue
@@ -537,6 +537,7 @@ def convert(ctx: LoopBuilder, x: LoopValue, dtype: torch.dtype) -> LoopValue:
     """x in another dtype, rounded or wrapped as a copy of that dtype would be."""
     for each in (x.dtype, dtype):
         decline_if(each not in COMPUTE_TYPE and each not in BYTES, "a dtype that loop kernels do not have")
+    by_instruction = dtype in BYTES and ctx.on_gpu and has_float8(ctx.spec.device)
 
     def body(index: Any) -> Expr:
         e = x.at(index)
@@ -545,7 +546,7 @@ def convert(ctx: LoopBuilder, x: LoopValue, dtype: torch.dtype) -> LoopValue:
         if x.dtype in HALVES and (not dtype.is_floating_point or dtype in BYTES):
             e = round_to(e, x.dtype)
         if dtype in BYTES:
-            return float8_of(cast(e, F32), dtype, ctx.on_gpu)
+            return float8_of(cast(e, F32), dtype, by_instruction)
         if x.dtype in BYTES:
             e = float32_of(e, x.dtype)
         e = cast(e, COMPUTE_TYPE[dtype])

@@ -6,6 +6,7 @@ import torch
 import dynamotor
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
+from dynamotor.lower import ops_pointwise
 
 pytestmark = pytest.mark.filterwarnings("error::dynamotor.base.errors.EagerWarning")  # a kernel that raised
 TYPES = [torch.float8_e4m3fn, torch.float8_e5m2]
@@ -150,3 +151,17 @@ def test_what_has_no_kernel_is_atens():
         torch.testing.assert_close(dynamotor.compile(program)(x).float(), program(x).float())
     z = torch.randn(4, 4, dtype=torch.complex64)
     assert torch.equal(dynamotor.compile(lambda z: z.t().clone())(z), z.t())
+
+
+@pytest.mark.parametrize("to", TYPES)
+def test_gpus_without_an_instruction_calculate(to, monkeypatch):
+    if not pytest.importorskip("bench.triton_interpret").available():
+        pytest.skip("triton was imported without TRITON_INTERPRET=1")
+    monkeypatch.setattr(ops_pointwise, "has_float8", lambda device: False)
+    dynamotor.reset()
+    x = odd_numbers()
+    with config.patch(target="triton", strict=True):
+        got = dynamotor.compile(lambda x: (x * 1.0).to(to))(x)
+    numbers = ~x.to(to).float().isnan()
+    assert torch.equal(got.float().isnan(), ~numbers)
+    assert torch.equal(got.view(torch.uint8)[numbers], x.to(to).view(torch.uint8)[numbers])
