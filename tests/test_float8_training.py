@@ -85,20 +85,22 @@ def test_training_beside_eager(rows: bool, target: str, whole: bool) -> None:
 
 
 def programs(rows: bool, whole: bool) -> list[str]:
-    """The call programs of a step for a GPU."""
+    """The call programs of a step for a GPU, with maps that are large enough to have a launch each."""
     if not pytest.importorskip("bench.triton_interpret").available():
         pytest.skip("triton was imported without TRITON_INTERPRET=1")
-    model = nn.Sequential(nn.RMSNorm(64), Float8Layer(64, 96, rows), nn.SiLU(), Float8Layer(96, 64, rows))
+    layers = [Float8Layer(768, 768, rows) for _ in range(2)]
+    model, x = nn.Sequential(nn.RMSNorm(768), layers[0], nn.SiLU(), layers[1]), torch.randn(768, 768)
     with dynamotor.config.patch(target="triton", strict=True), collect("code") as events:
         if whole:
             sgd = torch.optim.SGD(model.parameters(), lr=0.05)
             compiled = dynamotor.compile_step(model, lambda y, x: y.square().mean(), sgd)
-            compiled(batch(), batch()), compiled(batch(), batch())
+            compiled(x, x), compiled(x, x)
         else:
-            eager_step(model, dynamotor.compile(model))(batch())
+            eager_step(model, dynamotor.compile(model))(x)
     return [event.data["python"] for event in events]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True], ids=["compile", "compile_step"])
 def test_each_number_is_rounded_once_in_both_layouts(whole: bool) -> None:
     """One launch rounds an operand for the products of forward and backward: of two layers' inputs, weights and
