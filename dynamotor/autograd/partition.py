@@ -277,7 +277,7 @@ def _must_stay(node: Node, forward: set[Node], joint: JointNodes, wanted: set[No
         return False
     if _compares_rounded(node) or "saved" in node.meta and not is_view(node):
         return True
-    if node in joint.laid_out and _feeds_opaque_op(node, joint.backward, wanted):
+    if node in joint.laid_out and any(_opaque_readers(node, joint.backward, wanted)):
         return True  # the kernel that rounds writes both layouts
     if not is_recomputable(node):
         return node in forward or node.target is not operator.getitem
