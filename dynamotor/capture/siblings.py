@@ -251,4 +251,6 @@ def bind(entry: _C.Entry, owner: Any, place: int) -> Any:
 
 
 def _with_module(finish: Callable[..., Any], owner: Any) -> Callable[..., Any]:
+    if finish is _C.first_result:
+        return finish
     return lambda outs, args: finish(outs, (*args, owner))

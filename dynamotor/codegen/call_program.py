@@ -17,6 +17,7 @@ import linecache
 import marshal
 import operator
 import sys
+import threading
 import types
 import weakref
 from collections import Counter
@@ -640,7 +641,7 @@ def _split(functions: list[cpp.CFunction]) -> list[list[cpp.CFunction]]:
     return [unit for unit in units if unit]
 
 
-class CallProgram:
+class CallProgram(_C.Program):
     """A compiled graph: `program(*tensors) -> tuple`. Safe to call from several threads and from within
     itself.
 
@@ -650,7 +651,9 @@ class CallProgram:
 
     _checks: checked.StepChecks | None = None
     _constants: Mapping[str, Any]  # globals of the text that are there before its kernels
-    _direct: Callable[..., tuple[Any, ...]] | None = None  # the text's function, where calls share no memory
+    _direct: Callable[..., tuple[Any, ...]] | None = (
+        None  # the text's function, which calls with a list share
+    )
     builds: Any
 
     def __init__(
@@ -762,15 +765,19 @@ class CallProgram:
                 shared[name] = functools.partial(checked.fresh, shared[name])
         called = set(self._code.co_names) & shared.keys()
         self._calls_torch = not called <= {*self.listing.kernels, *_UNDISPATCHED}
-        if self._checks is None:
-            self._direct = self._direct_call(shared)
+        if self._checks is None and self._is_shared():
+            function = types.FunctionType(self._code, shared, "call")
+            if self.listing.takes:
+                self._direct = function
+            else:
+                self.call_by(function, _profiler_is_on, _keys_below_autograd() if self._calls_torch else 0)
         self._globals = shared
 
-    def _direct_call(self, shared: dict[str, object]) -> Callable[..., tuple[Any, ...]] | None:
-        """The text's function for all calls: it has no memory beside its results and no views of inputs."""
-        if self.listing.scratch or self.listing.bound or self._layout is not None:
-            return None
-        return types.FunctionType(self._code, shared, "call")
+    def _is_shared(self) -> bool:
+        """Whether one function serves all calls: it has no memory beside its results and no views of
+        inputs.
+        """
+        return not self.listing.scratch and not self.listing.bound and self._layout is None
 
     def build_all(self) -> None:
         """Wait for all that is being built."""
@@ -815,19 +822,11 @@ class CallProgram:
         }
         return types.FunctionType(self._code, {**scope, **named}, "call")
 
-    def __call__(self, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        if self._direct is None or self.listing.takes or _profiler_is_on():
-            return self._run(inputs)
-        if not self._calls_torch:
-            return self._direct(*inputs)
-        with _below_autograd():
-            return self._direct(*inputs)
-
     def boxed(self, inputs: list[torch.Tensor]) -> tuple[Any, ...]:
         """A call that empties the list: a backward frees its saved values as it goes, as eager's
         does.
         """
-        if self._direct is None or self._calls_torch or not self.listing.takes or _profiler_is_on():
+        if self._direct is None or self._calls_torch or _profiler_is_on():
             return self._run(inputs)
         return self._direct(inputs)
 
@@ -875,6 +874,22 @@ class CallProgram:
         finally:
             if self._reuses_memory:
                 self._arena.release(block)
+
+
+@functools.cache
+def _keys_below_autograd() -> int:
+    """The dispatch keys that `_below_autograd` excludes, as bits. A new thread excludes none of them."""
+    found: list[int] = []
+
+    def read() -> None:
+        found.append(compat.excluded_keys().raw_repr())
+        with _below_autograd():
+            found.append(compat.excluded_keys().raw_repr())
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+    return found[1] & ~found[0]
 
 
 def _code_of(source: str, filename: str) -> types.CodeType:

@@ -418,8 +418,9 @@ class GpuProgram(CallProgram):
             instance.scope[name] = self._launches(variant, at, parts, ints, n_tensors)
         return instance
 
-    def _direct_call(self, shared: dict[str, object]) -> None:
-        """None: which device is the current one is looked at before each call."""
+    def _is_shared(self) -> bool:
+        """No: which device is the current one is looked at before each call."""
+        return False
 
     def _launches(
         self, variant: Variant, at: Chosen, parts: list[torch.Tensor], ints: tuple[int, ...], n_tensors: int

@@ -172,8 +172,25 @@ static PyObject *flat_arguments(PyObject *const *args, Py_ssize_t n) {
     return tuple;
 }
 
+/* The `finish` of most functions. */
+static PyObject *first_result;
+
+static PyObject *py_first_result(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    if (n == 2) return PySequence_GetItem(args[0], 0);
+    PyErr_SetString(PyExc_TypeError, "first_result takes outs and args");
+    return NULL;
+}
+
+static PyMethodDef first_result_method = {"first_result", (PyCFunction)(void (*)(void))py_first_result, METH_FASTCALL,
+                                          "first_result(outs, args): the first of outs"};
+
 static PyObject *finish_call(Entry *entry, PyObject *outs, PyObject *const *args, Py_ssize_t n) {
     if (entry->finish == NULL) return outs;
+    if (entry->finish == first_result) {
+        PyObject *first = PySequence_GetItem(outs, 0);
+        Py_DECREF(outs);
+        return first;
+    }
     PyObject *flat = flat_arguments(args, n), *result = NULL;
     if (flat != NULL) {
         PyObject *pair[2] = {outs, flat};
@@ -182,6 +199,14 @@ static PyObject *finish_call(Entry *entry, PyObject *outs, PyObject *const *args
     }
     Py_DECREF(outs);
     return result;
+}
+
+/* As PyObject_Vectorcall. Classes written in Python do not say that they inherit it (CPython 3.11). */
+static inline PyObject *call_run(PyObject *run, PyObject *const *inputs, size_t nargsf) {
+    PyTypeObject *type = Py_TYPE(run);
+    if (type->tp_call != PyVectorcall_Call || type->tp_vectorcall_offset <= 0) return PyObject_Vectorcall(run, inputs, nargsf, NULL);
+    vectorcallfunc call = *(vectorcallfunc *)((char *)run + type->tp_vectorcall_offset);
+    return call(run, inputs, nargsf, NULL);
 }
 
 enum { INPUTS_ON_STACK = 512 };
@@ -200,7 +225,7 @@ static int try_entry(Entry *entry, PyObject *const *args, Py_ssize_t n, PyObject
     int holds = guard_program_run(entry->program, args, n, room + 1);
     if (holds == 1) {
         entry->hits++;
-        PyObject *outs = PyObject_Vectorcall(entry->run, room + 1, (size_t)n_inputs | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL);
+        PyObject *outs = call_run(entry->run, room + 1, (size_t)n_inputs | PY_VECTORCALL_ARGUMENTS_OFFSET);
         for (Py_ssize_t i = 1; i <= n_inputs; i++) Py_DECREF(room[i]);
         if (outs != NULL) *result = finish_call(entry, outs, args, n);
         else holds = 2;
@@ -304,7 +329,7 @@ static PyObject *dispatcher_serve(PyObject *callable, PyObject *args) {
     PyObject *hook = frame_hook_suspend();
     Py_INCREF(callable);
     entry->hits++;
-    PyObject *outs = PyObject_Vectorcall(entry->run, &PyTuple_GET_ITEM(inputs, 0), (size_t)PyTuple_GET_SIZE(inputs), NULL);
+    PyObject *outs = call_run(entry->run, &PyTuple_GET_ITEM(inputs, 0), (size_t)PyTuple_GET_SIZE(inputs));
     PyObject *result = outs != NULL ? finish_call(entry, outs, items, n) : handle_raised(self, entry, items, n, NULL);
     frame_hook_restore(hook);
     Py_DECREF(callable);
@@ -495,5 +520,7 @@ int dispatch_init(PyObject *module) {
     torch_stance.force_eager = reads_force_eager();
     if (PyErr_Occurred()) return -1;
     if (PyModule_AddFunctions(module, stance_methods) < 0) return -1;
+    if ((first_result = PyCFunction_New(&first_result_method, NULL)) == NULL) return -1;
+    if (PyModule_AddObjectRef(module, "first_result", first_result) < 0) return -1;
     return PyModule_AddType(module, &Entry_Type) < 0 ? -1 : PyModule_AddType(module, &Dispatcher_Type);
 }

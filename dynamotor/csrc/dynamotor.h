@@ -1,6 +1,8 @@
 /* dynamotor._C: what its files share. Each file owns one idea:
  *   tensor.c      reading tensors without torch's headers
  *   launch.c      calling generated C functions on tensors
+ *   run.c         calling a compiled graph
+ *   lend.c        memory for results that a pool keeps
  *   gpu_launch.c  launching generated GPU functions on tensors
  *   expect.c      whether a result is laid out as the program was compiled for
  *   ambient.c     PyTorch's thread-wide state
@@ -66,11 +68,17 @@ int tensor_facts_from(PyObject *encoded, TensorFacts *facts); /* from TensorMatc
 /* Sizes, strides, dtype and device alone; `dims` is the caller's to free. */
 int tensor_layout_from(PyObject *sizes, PyObject *strides, PyObject *dtype, PyObject *device, TensorFacts *facts);
 bool tensor_has_layout(PyObject *tensor, const TensorFacts *facts);
-void *torch_symbol(const char *name); /* a function or variable of libtorch_cpu or libc10, or NULL */
+void *torch_symbol(const char *name); /* a function or variable of PyTorch's libraries, or NULL */
 int tensor_init(PyObject *module, PyObject *torch);
 
 /* ---- launch.c ---- */
 int launch_init(PyObject *module);
+
+/* ---- run.c ---- */
+int run_init(PyObject *module);
+
+/* ---- lend.c ---- */
+int lend_init(PyObject *module);
 
 /* ---- gpu_launch.c ---- */
 int gpu_launch_init(PyObject *module);

@@ -6,7 +6,7 @@
 
 TensorShim shim;
 
-enum { N_LIBRARIES = 2 };
+enum { N_LIBRARIES = 3 };
 static void *libraries[N_LIBRARIES];
 
 enum { OBJECT_WORDS = 8, IMPL_WORDS = 23 }; /* torch 2.11 has the key set in the last of 23 words, 2.13 in the 22nd */
@@ -120,7 +120,7 @@ void *torch_symbol(const char *name) {
 }
 
 static void open_libraries(PyObject *torch) {
-    static const char *names[N_LIBRARIES] = {"libtorch_cpu.so", "libc10.so"};
+    static const char *names[N_LIBRARIES] = {"libtorch_cpu.so", "libc10.so", "libtorch_python.so"};
     PyObject *file = PyModule_GetFilenameObject(torch);
     const char *text = file != NULL ? PyUnicode_AsUTF8(file) : NULL, *slash = text != NULL ? strrchr(text, '/') : NULL;
     for (int i = 0; slash != NULL && i < N_LIBRARIES; i++) {

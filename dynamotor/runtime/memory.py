@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from ..base import compat
 from ..base.errors import InternalError
 from ..graph.sizes import Size, divides, equal, hint, known
@@ -329,13 +330,17 @@ class Arena:
         return sum(block.bytes.nbytes for block in self._idle)
 
 
+def _lend_nothing(shape: tuple[int, ...], stride: tuple[int, ...]) -> None:
+    """Lends in C are missing: all go the long way."""
+
+
 class _Pooled:
     """A storage that is lent out. It is free when its count of owners is that of a storage that only the
     pool held
     it.
     """
 
-    __slots__ = ("tensor", "storage", "handle", "pointer", "nbytes", "owners", "references")
+    __slots__ = ("tensor", "storage", "handle", "pointer", "nbytes", "owners", "references", "lend")
 
     def __init__(self, nbytes: int, dtype: torch.dtype) -> None:
         with torch.inference_mode(False):
@@ -344,6 +349,10 @@ class _Pooled:
         self.storage = self.tensor.untyped_storage()
         self.handle = self.storage._cdata
         self.pointer, self.nbytes = self.storage.data_ptr(), self.storage.nbytes()
+        self.lend: Callable[[tuple[int, ...], tuple[int, ...]], torch.Tensor | None] = _lend_nothing
+        if _C.Lender is not None:
+            self.lend = lender = _C.Lender(self.tensor, self.storage, self.handle, _use_count)
+            lender.settle()
         self.owners = _use_count(self.handle)
         self.references = sys.getrefcount(self.storage)
 
@@ -376,22 +385,11 @@ class ResultPool:
     ) -> torch.Tensor:
         """A tensor over uninitialised memory; kind = (bytes, dtype)."""
         entries = self._kinds.get(kind)
-        if entries:  # mostly the storage that was lent last; method calls cost as much as small kernels
-            try:
-                entry = entries.popleft()
-                if (
-                    _use_count(entry.handle) == entry.owners
-                    and sys.getrefcount(entry.storage) == entry.references
-                    and entry.storage.data_ptr() == entry.pointer
-                    and entry.storage.nbytes() == entry.nbytes
-                ):
-                    tensor = reinterpret(entry.tensor, shape, stride, 0)
-                    entries.appendleft(entry)
-                    return tensor
-                entries.append(entry)
-            except IndexError:
-                pass
-        return self._take_another(kind, shape, stride)
+        try:  # mostly the storage that was lent last
+            tensor = entries[0].lend(shape, stride) if entries else None
+        except IndexError:  # taken out meanwhile
+            tensor = None
+        return self._take_another(kind, shape, stride) if tensor is None else tensor
 
     def _take_another(
         self, kind: tuple[int, torch.dtype], shape: tuple[int, ...], stride: tuple[int, ...]

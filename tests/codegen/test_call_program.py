@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.base import compat
 from dynamotor.base.config import config
 from dynamotor.base.errors import BackendError, BuildError
 from dynamotor.base.events import counters
@@ -371,6 +372,40 @@ def test_exceptions_release_the_scratch_block():
         with pytest.raises(ValueError):
             program(torch.ones(N))
     assert len(memory.arena._idle) == 1
+
+
+def test_exceptions_restore_the_keys_that_calls_of_aten_pass_over():
+    seen = []
+
+    def note(x):
+        seen.append(compat.excluded_keys().raw_repr())
+        if float(x[0]) > 1:
+            raise ValueError("no")
+        return x.clone()
+
+    program = make(
+        {"x": (f32(N), "input"), "y": (f32(N), "output")},
+        [ExternStep(note, (whole("x", N),), {}, ("y",))],
+        ["y"],
+    )
+    before = compat.excluded_keys().raw_repr()
+    for _ in range(3):
+        program(torch.ones(N))
+        with pytest.raises(ValueError):
+            program(torch.ones(N) * 2)
+        assert compat.excluded_keys().raw_repr() == before
+    with compat.BelowViews():
+        wanted = compat.excluded_keys().raw_repr()
+        program(torch.ones(N))
+        assert compat.excluded_keys().raw_repr() == wanted
+    assert set(seen) == {wanted} and wanted != before
+
+
+def test_a_program_takes_no_keywords():
+    once = step(loop("once", "in0[i] + 1", N, 1), "x", "y")
+    program = make({"x": (f32(N), "input"), "y": (f32(N), "output")}, [once], ["y"])
+    with pytest.raises(TypeError):
+        program(x=torch.zeros(N))
 
 
 def test_a_dead_program_frees_its_memory(monkeypatch):
