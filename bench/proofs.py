@@ -123,6 +123,7 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
 # -- from kernels to C++ -------------------------------------------------------------------------------------
 _TOKEN = re.compile(r"for\(([^;{}]*);([^;{}]*);([^;{}]*?)\)\{|(if|else)([^;{}]*)\{|([{}])|([^;{}]*);")
 _STORE = re.compile(r"st[be]?(g?)(?:<\w+>)?\(p(\d+)\+([^,]*),(?:([^,]*),)?([^,]*)\)")
+_COPY = re.compile(r"copy_\(p(\d+)\+([^,]*),p\d+\+[^,]*,([^,]*)\)")
 _ADD = re.compile(r"st<\w+>\((\w+),ld<(?:[A-Z](\d+)|\w+)>\(\1\).*")
 _NAME = r"[omn]\d+(?:_\d+)?|z\d+|task|row|chunks?|block|flat|from|to|lo|first_|last_?|stop_|until|j_"
 _POSITION = re.compile(rf"(?:const )?i64 ((?:,?\w+=(?:{_NAME}|\d+l?|[-+*/%()<?:])+)+)")
@@ -135,6 +136,7 @@ def _python(text: str) -> str:
     if choice:
         a, b, yes, no = map(_python, choice.groups())
         return f"({yes} if {a} < {b} else {no})"
+    text = text.replace("&&", " and ").replace("||", " or ").replace("!(", " not (")
     return re.sub(r"\bfrom\b", "from_", re.sub(r"(\d)l\b", r"\1", text).replace("/", "//"))
 
 
@@ -178,10 +180,13 @@ class _Loops:
     def statement(self, text: str) -> str:
         """A statement that stores, or gives a position; empty for others."""
         text = text.removeprefix("if(!*outside)")
-        store, add, position = _STORE.fullmatch(text), _ADD.fullmatch(text), _POSITION.fullmatch(text)
+        patterns = (_STORE, _COPY, _ADD, _POSITION)
+        store, copy, add, position = (pattern.fullmatch(text) for pattern in patterns)
         if store:
             gather, pointer, at, step, value = store.groups()
             return self.store(int(pointer), at, step if gather else "1", value)
+        if copy:
+            return f"p{copy[1]}({_python(copy[2])}, 1, {_python(copy[3])})"
         if add and add[1] in self.places:
             return f"p{self.places[add[1]]}(0, 1, {add[2] or 1})"
         parts = [part.split("=", 1) for part in re.split(r",(?=\w+=)", position[1])] if position else []

@@ -52,6 +52,9 @@ MOST_UNROLLED = 16  # expressions of a loop whose turns take several vectors
 LIGHT_MAP = 8  # additions an element of a map that waits for memory
 STREAMED = 1 << 18  # elements above which a buffer is not expected to fit in a core's own cache
 TAIL = 4  # lanes of the loop behind the widest vectors, where only the call tells how many elements are left
+RUN = 1 << 11  # bytes of a run that the C library copies
+COPIED = 1 << 18  # bytes of all runs
+COPIED_BLOCK = 1 << 17  # bytes of a long run that one task takes
 BLOCK = 4096  # elements of a long single loop that one task takes
 ROW, FINAL = Var("@row", 0), Var("@final", 0)
 ONCE = Var("@once", 0)
@@ -477,14 +480,16 @@ class RowsEmitter(Emitter):
         names = self.vars
         row = CppScope(self.top, [*((v, names[v]) for v in k.outer), (ROW, "")])
         tasks = numel(v.size for v in lead)
-        blocks: Dim = (self.size + BLOCK - 1) // BLOCK if blocked else 1
+        copied = self._copied(k.phases[0])
+        block = BLOCK if copied is None else COPIED_BLOCK // copied.args[2].itemsize
+        blocks: Dim = (self.size + block - 1) // block if blocked else 1
         size = self.number(self.size)
         self._row(row, ("lo", "hi") if blocked else None)
         head = (
             self.decode(f"(task/{self.number(blocks)})" if blocked else "task", lead, names) if lead else ""
         )
         if blocked:
-            head += f"const i64 lo=task%{self.number(blocks)}*{BLOCK},hi=lo+{BLOCK}<{size}?lo+{BLOCK}:{size};"
+            head += f"const i64 lo=task%{self.number(blocks)}*{block},hi=lo+{block}<{size}?lo+{block}:{size};"
         inside = "".join(row.lines)
         for v in reversed(outer):
             inside = loop(names[v], self.number(v.size), inside)
@@ -597,6 +602,10 @@ class RowsEmitter(Emitter):
         self, phase: Phase, row: CppScope, limits: tuple[str, str] | None, ahead: Sequence[Expr]
     ) -> None:
         k = self.kernel
+        source = self._copied(phase)
+        if source is not None:
+            self._copy(of_kind(phase.inner[0], Store), source, row, limits or ("0", self.number(self.size)))
+            return
         self._prefill(phase, row, limits)
         for s in phase.inner:
             if isinstance(s, Scratch):
@@ -637,6 +646,32 @@ class RowsEmitter(Emitter):
         self.strips = Strips(())
         for s in reductions:
             self._collect(s, row, unroll)
+
+    def _copied(self, phase: Phase) -> Expr | None:
+        """The load of a pass that copies long runs of memory to others, in all more than fits in a core's own
+        caches with ease: the C library does not read the memory that it is about to overwrite.
+        """
+        k, s = self.kernel, phase.inner[0]
+        if (
+            not self.is_map
+            or not len(k.inner) == len(phase.inner) == 1
+            or not isinstance(s, Store)
+            or s.scatters
+        ):
+            return None
+        e, run = s.expr, hint(self.size) * s.memory.itemsize
+        while e.op == "round_to" and e.args[1] is s.memory:
+            e = e.args[0]
+        if e.op != "load" or e.args[2] is not s.memory or run < RUN or run * elements(k.outer) < COPIED:
+            return None
+        return e if all(is_one(i.coefficient(k.inner[0])) for i in (s.index, e.args[1])) else None
+
+    def _copy(self, s: Store, source: Expr, row: CppScope, limits: tuple[str, str]) -> None:
+        scope = CppScope(row, [(self.kernel.inner[0], limits[0])])
+        self.stores.append((s, scope.bound.keys()))
+        to = f"{self.names[s.buffer]}+{self.body.index(s.index, scope)}"
+        start = f"{self.names[source.args[0]]}+{self.body.index(source.args[1], scope)}"
+        row.lines += [*scope.lines, f"copy_({to},{start},{limits[1]}-{limits[0]});"]
 
     def _unroll(self, exprs: Sequence[Expr], reduces: bool) -> int:
         """Vectors in a turn of a loop: several where sums wait for one another, or the operations of one

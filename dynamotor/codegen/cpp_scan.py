@@ -2,7 +2,8 @@
 
 for (row) { a0 = 0; for (i) { a0 = a0 + x[i]; y[i] = a0 * 2; } }
 
-A running extreme of floats stays in most vectors of elements: these are compared and stored at once.
+A running extreme of floats stays in most vectors of elements: these are compared and stored at once. One of
+bytes, which has ties, is that of numbers made of the byte and, below it, the position.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import torch
 from ..graph.sizes import divides
 from ..graph.spec import numel
 from ..lower.index_expr import Var, is_one, is_zero
-from ..lower.ir import Expr, ScanStatement, Store, fits, of_kind
+from ..lower.ir import I32, I64, Expr, ScanStatement, Store, fits, of_kind
+from ..lower.whole_ranges import range_of
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
 from .cpp_kernel import Emitter
@@ -22,6 +24,7 @@ from .cpp_ops import COMBINE, ctype, reduce_start
 
 _NO_VECTORS = ("masked", "rand", "wrap_index", "index")
 _BEYOND = {"argmax": "gt", "argmin": "lt"}
+PLACE = 23  # bits of a position below a byte
 
 
 class ScanEmitter(Emitter):
@@ -54,7 +57,7 @@ class ScanEmitter(Emitter):
             self._nest(loops[1:], scope)
             parent.lines.append(loop(name, self.number(v.size), scope.lines))
         elif self._in_vectors(v):
-            parent.lines.append(self._vectors(v, parent))
+            parent.lines.append(self._in_keys(v, parent) if self.keys else self._vectors(v, parent))
         else:
             parent.lines.append(loop(name, self.number(v.size), self._element(v, name, parent)))
 
@@ -69,17 +72,18 @@ class ScanEmitter(Emitter):
         return scope.lines
 
     def _in_vectors(self, v: Var) -> bool:
-        """Whether all running results are extremes of floats with positions, and accesses are in order."""
+        """Whether all running results are extremes of integers, or of floats with positions, and accesses are
+        in order.
+        """
         inner = self.kernel.phases[0].inner
-        scans = [s for s in inner if isinstance(s, ScanStatement)]
-        extremes = all(s in self.places or s.id in self.at for s in scans)
-        floats = all(s.expr.dtype.is_floating_point for s in scans)
+        alone = self._alone()
+        floats = all(s in self.places and s.expr.dtype.is_floating_point for s in alone)
+        self.keys = all(_has_keys(s, v) if s in self.places else _is_extreme(s) for s in alone)
         steps = [e.args[1].coefficient(v) for e in self.exprs if e.op == "load"]
         steps += [s.index.coefficient(v) for s in inner if isinstance(s, Store)]
         even = all(step is not None and (is_one(step) or is_zero(step)) for step in steps)
         return (
-            extremes
-            and floats
+            (floats or self.keys)
             and even
             and self.width > 1
             and all(e.op not in _NO_VECTORS for e in self.exprs)
@@ -107,6 +111,47 @@ class ScanEmitter(Emitter):
         if not divides(width, v.size):
             text += loop(name, size, self._element(v, name, parent), start=None)
         return f"{{i64 {name}=0;{text}}}"
+
+    def _in_keys(self, v: Var, parent: CppScope) -> str:
+        """The loop over vectors of integers, or of bytes and positions as one number each: of equal bytes the
+        last one has the greatest position, or the least if counted down.
+        """
+        name, width, size = self.vars[v], self.width, self.number(v.size)
+        scope, start, end = CppScope(parent, [(v, name)], width, v), "", ""
+        for s in self._alone():
+            kind, best, key = s.kind.removeprefix("arg"), f"a{s.id}k", self.body.fresh()
+            t, found = ctype(s.expr.dtype, width), self.body.operand(s.expr, scope, width)
+            if s in self.places:
+                found = f"{found}<<{PLACE}|{_place(s, f'((int){name}+iota<{t}>())')}"
+            scope.lines.append(f"const {t} {key}={kind}_({best},running_{kind}_({found}));")
+            scope.lines.append(f"{best}=of_last_({key});")
+            start += f"{t} {best}=bc<{t}>({reduce_start(kind, s.expr.dtype)});"
+            end += f"a{s.id}={best}[0];"
+            end += f"a{s.id}at={_place(s, f'a{s.id}')};a{s.id}>>={PLACE};" if s in self.places else ""
+            self._name_results(s, key, scope)
+        for s in self.kernel.phases[0].inner:
+            if isinstance(s, Store):
+                self.store(s, scope)
+        text = start + loop(name, size, scope.lines, start=None, step=width)
+        if not divides(width, v.size):
+            text += end + loop(name, size, self._element(v, name, parent), start=None)
+        return f"{{i64 {name}=0;{text}}}"
+
+    def _alone(self) -> list[ScanStatement]:
+        """The scans that are gone through themselves."""
+        scans = [s for s in self.kernel.phases[0].inner if isinstance(s, ScanStatement)]
+        return [s for s in scans if s.id not in self.at]
+
+    def _name_results(self, s: ScanStatement, key: str, scope: CppScope) -> None:
+        """The values of a scan, and of the extremes that have its positions."""
+        wide = f"cvt<{ctype(I64, scope.width)}>({_place(s, key)})"
+        found = {s.id: (wide, I64) if s in self.places else (key, s.expr.dtype)}
+        found |= {id: (f"{key}>>{PLACE}", s.expr.dtype) for id, place in self.at.items() if place is s}
+        for id in found.keys() & self.scans.keys():
+            text, dtype = found[id]
+            name = self.body.fresh()
+            scope.lines.append(f"const {ctype(dtype, scope.width)} {name}={text};")
+            scope.values[self.scans[id]] = name, scope.width
 
     def holds(self, e: Expr, memory: torch.dtype) -> bool:
         """An extreme is one of its values."""
@@ -141,3 +186,20 @@ class ScanEmitter(Emitter):
             name = self.body.fresh()
             scope.lines.append(f"const {kept} {name}={result};")
             scope.values[self.scans[s.id]] = name, 1
+
+
+def _place(s: ScanStatement, key: str) -> str:
+    """The position in a key, and the key's part of a position."""
+    at = f"({key}&{(1 << PLACE) - 1})"
+    return at if s.kind == "argmax" else f"({(1 << PLACE) - 1}-{at})"
+
+
+def _has_keys(s: ScanStatement, v: Var) -> bool:
+    """Whether a value and its position fit in one number."""
+    bounds = range_of(s.expr)
+    byte = bounds is not None and bounds[0] >= -128 and bounds[1] <= 255
+    return byte and type(v.size) is int and v.size < 1 << PLACE
+
+
+def _is_extreme(s: ScanStatement) -> bool:
+    return s.kind in ("max", "min") and s.expr.dtype in (I32, I64)

@@ -28,6 +28,10 @@ class TilesEmitter(RowsEmitter):
                 return self._in_tiles(v, across)
         return super()._plain()
 
+    def goes_in_tiles(self) -> bool:
+        """Whether there is a loop to go across."""
+        return any(self._across_rows(v) for v in self.kernel.outer)
+
     def _across_rows(self, v: Var) -> list[Expr]:
         """The loads that follow each other along the outer loop v and not along the row, where tiles suit."""
         k = self.kernel

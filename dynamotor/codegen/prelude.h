@@ -342,6 +342,16 @@ template<class T> INL T clamp_(T x,float low,float high){
 // c + c' x + c'' x x + ...
 template<class T> INL T poly(T x,double c){ return bc<T>((typename tr<T>::E)c); }
 template<class T,class...C> INL T poly(T x,double c,C...rest){ return poly(x,rest...)*x+(typename tr<T>::E)c; }
+// == running_max_ running_min_ of_last_: the extreme of each lane and those before it; the last lane in all
+template<int d,class T,int...i> INL T before(T x,numbers<int,i...>){
+ return __builtin_shufflevector(x,x,(i<d?i:i-d)...); }
+#define RUNNING(name,of) template<class T,int d=1> INL T name(T x){ if constexpr(d>=tr<T>::n) return x; \
+ else return name<T,2*d>(of(x,before<d>(x,COUNT(int,tr<T>::n)))); }
+RUNNING(running_max_,max_) RUNNING(running_min_,min_)
+template<class T,int...i> INL T lasts(T x,numbers<int,i...>){ return __builtin_shufflevector(x,x,(i*0+tr<T>::n-1)...); }
+template<class T> INL T of_last_(T x){ return lasts(x,COUNT(int,tr<T>::n)); }
+// == copy_: n elements, as the C library copies most quickly
+template<class T> INL void copy_(T*to,const T*from,i64 n){ __builtin_memmove(to,from,n*sizeof(T)); }
 // == more_ less_: a value and its position become those of another where that is beyond, or as far and before
 #define TRACK(name,o) template<class T,class P> INL void name(T&best,P&at,T x,P here){ \
  const auto first=here<at; const auto odd=x!=x; auto m=(x o best)|(odd&(best==best)); \

@@ -1,4 +1,6 @@
-"""Running extremes in C++: vectors whose elements leave the extreme as it is are stored at once."""
+"""Running extremes in C++: vectors whose elements leave the extreme as it is are stored at once; bytes and their
+positions are one number.
+"""
 
 import pytest
 import torch
@@ -31,3 +33,30 @@ def test_running_extremes_are_eagers(kind, dtype):
                 torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
                 if want.is_floating_point():
                     assert torch.equal(got.nan_to_num().signbit(), want.nan_to_num().signbit())
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=str)
+def test_running_extremes_of_whole_numbers(dtype):
+    low, high = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    functions = (
+        *FUNCTIONS,
+        lambda x: (x.cummax(1)[0], x.cummin(1)[0] + 1, x.flip(1).cummax(1)[1]),
+        lambda x: (*x[:1].expand(4, -1).cummax(1), (x & 15).cummin(1), (-x).cummin(0)),
+        lambda x: (*x.cummax(1), *x.cummin(1), x.cumsum(1)),
+    )
+    for columns in (1, 7, 16, 33, 513):
+        near = torch.randint(max(low, -3), 4, (3, columns))
+        far = torch.randint(max(low, -(1 << 40)), min(high, 1 << 40) + 1, (3, columns))
+        far[1, ::3], far[2, ::3] = low, high
+        for x in (
+            near.to(dtype),
+            far.to(dtype),
+            far.sort(1)[0].to(dtype),
+            far.sort(1, descending=True)[0].to(dtype),
+        ):
+            for function in functions:
+                got, want = dynamotor.compile(function, dynamic=False)(x), function(x)
+                for a, b in zip(
+                    torch.utils._pytree.tree_leaves(got), torch.utils._pytree.tree_leaves(want), strict=True
+                ):
+                    assert torch.equal(a, b)
