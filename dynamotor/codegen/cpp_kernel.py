@@ -153,7 +153,7 @@ def _only_converted(wide: set[Expr], exprs: Sequence[Expr], loop: Var) -> bool:
     """Whether 64-bit values are loads whose readers make them narrower: their registers are free again."""
     readers = [e for e in exprs if wide.intersection(e.children)]
     return (
-        all(e.op == "load" and e.args[1].coefficient(loop) in (0, 1) for e in wide)
+        all(e.op == "load" and e.args[1].coefficient(loop) in (0, 1, 2) for e in wide)
         and all(e.op == "cast" and e.dtype not in (F64, I64) for e in readers)
         and wide == {child for e in readers for child in e.children}
     )

@@ -1,4 +1,4 @@
-"""The C++ function of a map that reads one thing or another by its position (`cat`, `pad`, `roll`): each
+"""The C++ function of a map that reads one thing or another by its position (`cat`, `pad`, `repeat`): each
 segment of a row between two boundaries is a loop of its own, which asks nothing and has vectors of its own.
 
 for (row) { if (row is inside) { 0 to 1: fill; 1 to 513: copy; 513 to 514: fill } else { 0 to 514: fill } }
@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import islice, pairwise
 from typing import Any
 
-from ..lower.index_expr import ZERO, Index, Var
+from ..lower.index_expr import ZERO, Div, Index, Mod, Var
 from ..lower.ir import BOOL, Expr, Kernel, Phase, Store, changed, const, masked, of_kind, op, rewrite
 from .cpp_body import CppScope
 from .cpp_kernel import all_exprs
@@ -23,6 +23,7 @@ from .lane_conditions import comparisons
 from .verify_emitted import verify_places
 
 MOST_LOOPS = 16
+MOST_FOLDS = 8
 MOST_EXPRS = 400  # of all loops together
 _SIGNS = {"and": "&&", "or": "||"}
 Answers = Mapping[Expr, bool]
@@ -108,9 +109,7 @@ def _in_one_loop(kernel: Kernel) -> Kernel | None:
     if len(kernel.outer) != 1:
         return None if kernel.outer else kernel
     (u,) = kernel.outer
-    exprs = all_exprs(kernel.statements())
-    places = [i for e in exprs for i in e.indices()] + [of_kind(s, Store).index for s in kernel.statements()]
-    goes_on = (i.is_affine and i.terms.get(u, 0) == v.size * i.terms.get(v, 0) for i in places)
+    goes_on = (i.is_affine and i.terms.get(u, 0) == v.size * i.terms.get(v, 0) for i in _places(kernel))
     if type(v.size) is not int or not (u.single or all(goes_on)):
         return None
     one = Var(v.name, u.size * v.size)
@@ -159,15 +158,31 @@ def _row_condition(kernel: Kernel) -> Expr | None:
 
 
 def _segments(kernel: Kernel, v: Var) -> list[Kernel]:
-    """The kernel for each segment of a loop, between two boundaries of conditions by the place in it."""
-    tests = [c for condition in _conditions(kernel) for c in _comparisons_of(condition, v)]
-    if type(v.size) is not int or not tests:
+    """The kernel for each segment of a loop, between two boundaries of conditions by the place in it and of
+    remainders of the place.
+    """
+    if type(v.size) is not int:
         return [kernel]
-    cuts = {0, v.size, *(_boundary(c, v) for c in tests)}
+    tests = [c for condition in _conditions(kernel) for c in _comparisons_of(condition, v)]
+    cuts = {0, v.size, *(_boundary(c, v) for c in tests), *_folds(kernel, v)}
     return [
         _part_of(_known(kernel, {c: _holds(c, v, start) for c in tests}), v, start, end)
         for start, end in pairwise(sorted(cuts))
     ]
+
+
+def _folds(kernel: Kernel, v: Var) -> Iterator[int]:
+    """The places at which quotients of the place change, where there are few."""
+    for atom in (atom for place in _places(kernel) for atom in place.terms):
+        few = isinstance(atom, Div | Mod) and type(atom.n) is int and v.size <= MOST_FOLDS * atom.n
+        if few and atom.base.terms == {v: 1} and type(atom.base.const) is int:
+            yield from range(-atom.base.const % atom.n, v.size, atom.n)
+
+
+def _places(kernel: Kernel) -> list[Index]:
+    """All indices."""
+    read = [place for e in all_exprs(kernel.statements()) for place in e.indices()]
+    return read + [of_kind(s, Store).index for s in kernel.statements()]
 
 
 def _comparisons_of(condition: Expr, v: Var) -> Iterator[Expr]:

@@ -55,6 +55,32 @@ FAST: dict[Any, Callable[..., Any]] = {
 }
 
 
+_BOUND = (
+    compat.variable_functions,
+    compat.special_functions,
+    compat.nn_functions,
+    compat.linalg_functions,
+    compat.fft_functions,
+)
+
+
+def _binding(target: Any) -> Callable[..., Any] | None:
+    """Python's binding of an op, where all arguments of an overload are those of it alone: bindings choose
+    one by the arguments, tensors before numbers.
+    """
+    if not isinstance(target, compat.OpOverload) or target.namespace != "aten" or _writes(target):
+        return None
+    packet = target.overloadpacket
+    same = [name for name in packet.overloads() if not _writes(getattr(packet, name))]
+    tensors = all(isinstance(a.type, torch.TensorType) for a in target._schema.arguments)
+    found = [getattr(place, packet.__name__, None) for place in _BOUND]
+    return next(filter(None, found), None) if tensors or len(same) == 1 else None
+
+
+def _writes(target: Any) -> bool:
+    return any(a.is_out or a.alias_info is not None for a in target._schema.arguments)
+
+
 @plain
 @dataclass(frozen=True)
 class Callee:
@@ -69,7 +95,7 @@ class Callee:
         return (
             row_major_backward
             if self.row_major
-            else FAST.get(self.target) or getattr(self.target, "_op", self.target)
+            else FAST.get(self.target) or _binding(self.target) or getattr(self.target, "_op", self.target)
         )
 
 

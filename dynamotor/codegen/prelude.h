@@ -224,11 +224,28 @@ template<class T,class M> INL T ld(const M*p){ typedef typename mem<M,tr<T>::n>:
 template<class T> INL T ldb(const u8*p){ return narrow(ne(ld<T,u8>(p),bc<T>(0))); }
 template<class I,class T> INL I rnbf(T x){ I b=bits<I>(x); I r=(b+0x7fff+((b>>16)&1))>>16;
  return sel(ne(x,x),bc<I>(0x7fc0),r&0xffff); }
+#ifdef __clang__
+template<class T,T...> struct numbers {};
+#define COUNT(T,N) __make_integer_seq<numbers,int,N>()
+#else
+template<class T,int...> struct numbers {};
+#define COUNT(T,N) numbers<int,__integer_pack(N)...>()
+#endif
+// The halves of 16 floats: the upper words, which no shift has to bring down first.
+#if PACKED && defined(__AVX512BW__)
+template<class V,class I,int...i> INL V uppers(I b,numbers<int,i...>){ typedef short W __attribute__((vector_size(64)));
+ return (V)__builtin_shufflevector((W)b,(W)b,(2*i+1)...); }
+template<class V,class T> INL void put_bf(V*p,T x){ typedef typename tr<T>::I I; const I b=bits<I>(x);
+ if constexpr(tr<T>::n==16) *p=uppers<V>(sel(ne(x,x),bc<I>(0x7fc00000),b+0x7fff+((b>>16)&1)),COUNT(int,16));
+ else put<bf16>(p,rnbf<I,T>(x)); }
+#else
+template<class V,class T> INL void put_bf(V*p,T x){ put<bf16>(p,rnbf<typename tr<T>::I,T>(x)); }
+#endif
 template<class M,class T> INL void st(M*p,T x){ enum{N=tr<T>::n}; typedef typename mem<M,N>::V V;
  typedef typename tr<T>::I I;
  if constexpr(packed<T,M>::low&&sizeof(M)==sizeof(typename tr<T>::E)) *(V*)p=(V)x;
  else if constexpr(__is_same(M,bf16)){ if constexpr(N==1) *p=(bf16)rnbf<I,T>(x);
- else if constexpr(PACKED) put<M>((V*)p,rnbf<I,T>(x)); else *(V*)p=__builtin_convertvector(rnbf<I,T>(x),V); }
+ else if constexpr(PACKED) put_bf((V*)p,x); else *(V*)p=__builtin_convertvector(rnbf<I,T>(x),V); }
  else if constexpr(N==1) *(V*)p=(M)x;
  else if constexpr(__is_same(M,typename tr<T>::E)) *(V*)p=(V)x;
  else if constexpr(packed<T,M>::half&&__is_same(typename tr<T>::E,float)) put_half((V*)p,x);
@@ -240,13 +257,6 @@ template<class M,class T> INL void ste(M*p,T x){ typedef typename tr<T>::I I; ty
  else { const I b=bits<I>(x)>>16; if constexpr(tr<T>::n==1) *p=(M)b;
  else if constexpr(PACKED) put<M>((V*)p,b); else *(V*)p=__builtin_convertvector(b,V); } }
 template<class T> INL void stb(u8*p,T m){ st<u8>(p,m&1); }
-#ifdef __clang__
-template<class T,T...> struct numbers {};
-#define COUNT(T,N) __make_integer_seq<numbers,int,N>()
-#else
-template<class T,int...> struct numbers {};
-#define COUNT(T,N) numbers<int,__integer_pack(N)...>()
-#endif
 // A vector of one number for each lane. GCC puts numbers into lanes one after the other, in four times the time,
 // unless it sees all at once.
 template<class T,class F,int...i> INL T each_lane(F f,numbers<int,i...>){ return T{f(i)...}; }
@@ -625,6 +635,12 @@ template<class T> INL T erfc_(T x){ if constexpr(!FUSED) return erfc_library(x);
  const T z=(q+(q*s+(low*s+low)))*bits<T>((e+(bias+64))<<digits)*(E)0x1p-64;
  return sel(lt(y,bc<T>(0.4765f)),1-x*near,sel(lt(x,bc<T>(0)),2-z,z)); } }
 
+// == hypot_: of floats by doubles, in which squares and their sum have room; of doubles the library's
+template<class T> INL T hypot_(T x,T y){ if constexpr(tr<T>::wide) return hypot_library(x,y);
+ else if constexpr(tr<T>::n==1){ const double a=x,b=y; const float r=(float)__builtin_sqrt(a*a+b*b);
+ return abs_(x)==__builtin_inff()||abs_(y)==__builtin_inff()?__builtin_inff():r; }
+ else { typedef typename tr<T>::W W; const W a=cvt<W>(x),b=cvt<W>(y); const T most=bc<T>(__builtin_inff());
+ return sel(eq(abs_(x),most)|eq(abs_(y),most),most,cvt<T>(sqrt_(a*a+b*b))); } }
 // == sigmoid_: by exp_
 template<class T> INL T sigmoid_(T x){ return 1/(1+exp_(-x)); }
 

@@ -82,6 +82,7 @@ COST: dict[str, int] = {
     "acos": 40,
     "atan": 40,
     "atan2": 40,
+    "hypot": 40,
     "sinh": 40,
     "cosh": 40,
     "asinh": 40,

@@ -174,6 +174,15 @@ lowering(aten.argmax.default)(functools.partial(_position, "argmax"))
 lowering(aten.argmin.default)(functools.partial(_position, "argmin"))
 
 
+def _truths(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    if x.dtype is BOOL:
+        return x
+    compute = COMPUTE_TYPE[x.dtype]
+    return ctx.pointwise(
+        lambda e: compare("ne", e, like(0, e)), x, shape=x.shape, dtype=BOOL, compute=compute
+    )
+
+
 def _quantifier(
     kind: ReduceKind, ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False
 ) -> LoopValue:
@@ -431,6 +440,10 @@ register_all(
             lambda ctx, x, dim=None, keepdim=False, *, dtype=None: _arithmetic(
                 ctx, "prod", "all", x, dim, keepdim
             ),
+        ),
+        (
+            (aten.count_nonzero.default, aten.count_nonzero.dim_IntList),
+            lambda ctx, x, dim=None: total(ctx, _truths(ctx, x), all_dims(x, dim), False, I64),
         ),
         (
             (aten.var.correction,),

@@ -277,10 +277,11 @@ def concatenated(ctx: LoopBuilder, parts: Sequence[LoopValue], dim: int = 0) -> 
     parts = [p for p in parts if not is_zero(p.shape[dim])]
     decline_if(not parts, "nothing to join")
     parts = [_cast(ctx, p) for p in parts]
-    last = dim == len(parts[0].shape) - 1
-    unaligned = last and not all(type(p.shape[dim]) is int or divides(16, p.shape[dim]) for p in parts[:-1])
-    # A vector of a CPU is within one part.
-    decline_if(len(parts) > MAX_PARTS or (unaligned and not ctx.on_gpu), "many or unaligned parts")
+    # A vector of a CPU is within one part, and a loop ends at a known end.
+    unaligned = dim == len(parts[0].shape) - 1 and not all(
+        ctx.on_gpu or type(p.shape[dim]) is int or divides(16, p.shape[dim]) for p in parts[:-1]
+    )
+    decline_if(len(parts) > MAX_PARTS or unaligned, "many or unaligned parts")
     return ctx.pointwise(lambda e: e, parts[0]) if len(parts) == 1 else _nested(ctx, parts, dim)
 
 

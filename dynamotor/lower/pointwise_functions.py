@@ -28,6 +28,12 @@ def _of_floats(fn: Callable[..., Expr], ctx: LoopBuilder, *operands: Operand) ->
     return jumping(ctx, fn, *operands)
 
 
+def _of_numbers(fn: Callable[..., Expr], ctx: LoopBuilder, *operands: Operand) -> LoopValue:
+    """A function with jumps of operands that are not bools."""
+    decline_if(ctx.spec.dtype is BOOL, "bools")
+    return jumping(ctx, fn, *operands)
+
+
 def _decline_vectors(ctx: LoopBuilder, also_halves: bool = False) -> None:
     """Leave to aten the functions that its vectors on a CPU compute otherwise, for NaN and the ends of an
     interval, than its loops over the last elements do.
@@ -45,6 +51,10 @@ def _fmax(a: Expr, b: Expr) -> Expr:
 
 def _fmin(a: Expr, b: Expr) -> Expr:
     return select(_is_nan(b), a, select(compare("le", a, b), a, b))
+
+
+def _angle(a: Expr) -> Expr:
+    return select(_is_nan(a), a, select(compare("lt", a, like(0, a)), like(math.pi, a), like(0, a)))
 
 
 def _logaddexp(base: str, scale: float, a: Expr, b: Expr) -> Expr:
@@ -182,8 +192,8 @@ def _scaled(factor: float, ctx: LoopBuilder, x: LoopValue) -> LoopValue:
 register_all(
     lowering,
     (
-        ((aten.fmax.default,), functools.partial(_of_floats, _fmax)),
-        ((aten.fmin.default,), functools.partial(_of_floats, _fmin)),
+        ((aten.fmax.default,), functools.partial(_of_numbers, _fmax)),
+        ((aten.fmin.default,), functools.partial(_of_numbers, _fmin)),
         (
             (aten.logaddexp.default,),
             functools.partial(_of_floats, functools.partial(_logaddexp, "exp", 1)),
@@ -196,6 +206,7 @@ register_all(
         ((aten.special_entr.default,), functools.partial(_of_floats, _entr)),
         ((aten.special_bessel_j0.default,), _special_bessel_j0),
         ((aten.special_spherical_bessel_j0.default,), _spherical_bessel_j0),
+        ((aten.angle.default,), functools.partial(_of_floats, _angle)),
         ((aten.logit.default,), _logit),
         ((aten.logit_backward.default,), _logit_backward),
         ((aten.elu_backward.default,), _elu_backward),

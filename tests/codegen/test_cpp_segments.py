@@ -30,6 +30,7 @@ MOVED = {
     "cut_and_padded": lambda x, y: F.pad(x, (-1, 2, 1, -2), value=1),
     "rolled": lambda x, y: x.roll((1, -2), (0, 1)),
     "replaced": lambda x, y: torch.slice_scatter(x, y[:, :2], 1, 1, 3),
+    "repeated": lambda x, y: (x.repeat(2, 3), x.flatten().tile(2), x.repeat(1, 2).roll(1, 1))[x.shape[0] % 3],
     "joined_and_padded": lambda x, y: F.pad(torch.cat([x, y], 1), (2, 0, 0, 1)),
 }
 
@@ -108,6 +109,13 @@ def test_a_loop_has_no_rows():
         x, y = torch.randn(n), torch.randn(77)
         same(lambda x, y: torch.cat([x, y, x]), x, y, verify=True)
         same(lambda x, y: F.pad(x, (3, 1)), x, y, verify=True)
+
+
+def test_a_repeated_row():
+    for x in (torch.randn(9, 40), torch.randn(1, 40).expand(9, -1), torch.randn(40, 9).t()):
+        same(lambda x: x.repeat(1, 3), x, verify=True)
+        same(lambda x: torch.cat([x.repeat(2, 2), x.repeat_interleave(2, 1).repeat(2, 1)], 1), x, verify=True)
+        same(lambda x: x[:, 3:].repeat(1, 9).view(9, 3, -1)[:, 1], x, verify=True)
 
 
 def test_the_number_of_rows_differs_between_calls():

@@ -125,3 +125,21 @@ def test_whole_numbers_are_never_infinite_and_stay_as_they_are_when_rounded(dtyp
         check(lambda x, fn=fn: fn(x) + 1, x, kernels=1)
     for fn in (torch.isinf, torch.isposinf, torch.isneginf, torch.signbit):
         check(lambda x, fn=fn: (fn(x), ~fn(x)), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.int8, torch.int32], ids=str)
+def test_extremes_of_whole_numbers_without_nan_are_no_calls(dtype):
+    x, y = torch.arange(-60, 60).to(dtype), torch.arange(60, -60, -1).to(dtype)
+    check(
+        lambda x, y: (torch.fmin(x, y), torch.fmax(x, y), torch.fmax(x, y[:1])), x, y, kernels=1, tolerance=0
+    )
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8], ids=str
+)
+def test_angles_of_real_numbers(dtype):
+    x = torch.tensor([-3.0, -0.0, 0.0, 2.0] * 9)
+    if dtype.is_floating_point:
+        x = torch.cat([x, torch.tensor([torch.nan, -torch.inf, torch.inf])])
+    check(torch.angle, x.to(dtype), kernels=1, tolerance=0)

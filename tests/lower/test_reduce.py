@@ -310,3 +310,16 @@ def test_half_that_a_kernel_does_not_store_is_rounded_before_it_is_compared(shap
     x.requires_grad_()
     got, want = (torch.autograd.grad(f(x), x)[0] for f in (dynamotor.compile(fn), fn))
     torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool], ids=str
+)
+def test_what_is_not_zero_is_counted(dtype):
+    x = (torch.randn(5, 3, 129) * 1.5).to(dtype)
+    if dtype.is_floating_point:
+        x.view(-1)[::5], x.view(-1)[1::3], x.view(-1)[2::9] = torch.nan, -0.0, torch.finfo(dtype).tiny
+    for dim in (None, 0, -1, [0, 2]):
+        fn = torch.count_nonzero if dim is None else lambda x, dim=dim: torch.count_nonzero(x, dim)
+        check(fn, x, kernels=1, tolerance=0)
+    check(torch.count_nonzero, x[:0], tolerance=0)
