@@ -66,9 +66,11 @@ _BOUND = (
 
 def _binding(target: Any) -> Callable[..., Any] | None:
     """Python's binding of an op, where all arguments of an overload are those of it alone: bindings choose
-    one by the arguments, tensors before numbers.
+    one by the arguments, tensors before numbers. Their default for a `reduction`, a name, is none.
     """
     if not isinstance(target, compat.OpOverload) or target.namespace != "aten" or _writes(target):
+        return None
+    if any(a.name == "reduction" for a in target._schema.arguments):
         return None
     packet = target.overloadpacket
     same = [name for name in packet.overloads() if not _writes(getattr(packet, name))]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..base.registry import register_all
-from ..graph.sizes import Dim, Size, maximum
+from ..graph.sizes import Dim, Size, known, maximum
 from ..graph.spec import HALVES, TensorSpec, aten, numel
 from . import value as views
 from .index_expr import Index
@@ -125,6 +125,23 @@ def _mean(
     s = total(ctx, x, dims, keepdim, wide(ctx.spec.dtype))
     n = count(x, dims)
     return ctx.pointwise(lambda e: div(e, like(n, e)), s)
+
+
+@lowering(aten.linalg_vector_norm.default)
+def _vector_norm(
+    ctx: LoopBuilder,
+    x: LoopValue,
+    ord: Scalar = 2,
+    dim: Any = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> LoopValue:
+    """The root of a sum of squares; of one element eager takes the absolute value."""
+    dims = all_dims(x, dim)
+    decline_if(ord != 2 or not known(">=", count(x, dims) - 2), "another norm, or of few elements")
+    squares = total(ctx, x, dims, keepdim, wide(ctx.spec.dtype), fn=lambda e: mul(e, e))
+    return ctx.pointwise(lambda e: op("sqrt", e), squares)
 
 
 def _extreme(

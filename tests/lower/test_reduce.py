@@ -323,3 +323,17 @@ def test_what_is_not_zero_is_counted(dtype):
         fn = torch.count_nonzero if dim is None else lambda x, dim=dim: torch.count_nonzero(x, dim)
         check(fn, x, kernels=1, tolerance=0)
     check(torch.count_nonzero, x[:0], tolerance=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_a_norm_is_the_root_of_a_sum_of_squares(dtype):
+    x = torch.randn(9, 3, 33).to(dtype)
+    for dim in (None, 0, -1, (0, 2)):
+        check(lambda x, dim=dim: torch.linalg.vector_norm(x, dim=dim), x, kernels=1)
+    check(lambda x: F.normalize(x.float(), dim=2) + 1, x, kernels=1)
+    of_one = x[:, :1] * 1e30
+    check(
+        lambda x: torch.linalg.vector_norm(x, dim=1), of_one, fallbacks=("aten.linalg_vector_norm.default",)
+    )
+    for values in ([torch.nan, 1.0], [torch.inf, 1.0], [0.0, -0.0]):
+        check(torch.linalg.vector_norm, torch.tensor(values, dtype=dtype))
