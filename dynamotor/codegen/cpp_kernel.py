@@ -170,6 +170,12 @@ def beyond(offset: str, count: str) -> str:
     return str(int(offset) + int(span)) if offset.isdigit() and span.isdigit() else f"{offset}+{span}"
 
 
+def _same_bits(a: torch.dtype, b: torch.dtype) -> bool:
+    """Whether a number of one memory type has the same bits in the other."""
+    whole = not any(dtype.is_floating_point or dtype is torch.bool for dtype in (a, b))
+    return a is b or whole and a.itemsize == b.itemsize
+
+
 class Emitter:
     """What both templates share."""
 
@@ -662,7 +668,12 @@ class RowsEmitter(Emitter):
         e, run = s.expr, hint(self.size) * s.memory.itemsize
         while e.op == "round_to" and e.args[1] is s.memory:
             e = e.args[0]
-        if e.op != "load" or e.args[2] is not s.memory or run < RUN or run * elements(k.outer) < COPIED:
+        if (
+            e.op != "load"
+            or not _same_bits(e.args[2], s.memory)
+            or run < RUN
+            or run * elements(k.outer) < COPIED
+        ):
             return None
         return e if all(is_one(i.coefficient(k.inner[0])) for i in (s.index, e.args[1])) else None
 

@@ -361,7 +361,7 @@ RUNNING(running_max_,max_) RUNNING(running_min_,min_)
 template<class T,int...i> INL T lasts(T x,numbers<int,i...>){ return __builtin_shufflevector(x,x,(i*0+tr<T>::n-1)...); }
 template<class T> INL T of_last_(T x){ return lasts(x,COUNT(int,tr<T>::n)); }
 // == copy_: n elements, as the C library copies most quickly
-template<class T> INL void copy_(T*to,const T*from,i64 n){ __builtin_memmove(to,from,n*sizeof(T)); }
+template<class T,class M> INL void copy_(T*to,const M*from,i64 n){ __builtin_memmove(to,from,n*sizeof(T)); }
 // == more_ less_: a value and its position become those of another where that is beyond, or as far and before
 #define TRACK(name,o) template<class T,class P> INL void name(T&best,P&at,T x,P here){ \
  const auto first=here<at; const auto odd=x!=x; auto m=(x o best)|(odd&(best==best)); \

@@ -147,6 +147,15 @@ def test_long_runs_are_copied_by_the_library(dtype):
         assert "copy_(" in dynamotor.lower(function, x).code
 
 
+def test_bytes_of_another_sign_are_copied():
+    x = torch.randint(0, 256, (700, 600), dtype=torch.uint8)
+    for function in (lambda x: x.to(torch.int8), lambda x: torch.cat([x, x]).to(torch.int8)):
+        same(function, x, verify=True)
+        same(lambda x, function=function: function(x).to(torch.uint8), x, verify=True)
+    assert "copy_(" in dynamotor.lower(lambda x: x.to(torch.int8), x).code
+    same(lambda x: x.to(torch.bool).to(torch.uint8), x, verify=True)
+
+
 def test_a_moved_place_out_of_range_is_an_error():
     x, at = torch.randn(700, 2048), torch.tensor([3, 700])
     with pytest.raises(IndexError):
