@@ -461,7 +461,7 @@ def _add_to_gradient(param: Any, flat: torch.Tensor, offset: int) -> None:
     shard = param.sharded_param
     local = _reinterpret(flat, param.sharded_size, param.contiguous_sharded_stride, offset)
     if shard.grad is None:
-        kind = type(shard)  # DTensor, whose __init__ does nothing, in 3 us
+        kind: Any = type(shard)  # DTensor, whose __init__ does nothing, in 3 us
         shard.grad = kind.__new__(kind, local, param._sharding_spec, requires_grad=False)
     else:
         shard.grad._local_tensor += local

@@ -93,7 +93,7 @@ def _step_alone(optimizer: torch.optim.Optimizer, params: Sequence[Any]) -> None
     millisecond.
     """
     local = {p: p._local_tensor for p in params}
-    part = object.__new__(type(optimizer))
+    part: Any = object.__new__(type(optimizer))
     vars(part).update(vars(optimizer))
     vars(part).pop("step", None)
     part.param_groups = [
