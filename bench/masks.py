@@ -17,10 +17,12 @@ import fcntl
 import itertools
 import json
 import os
+import queue
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -269,9 +271,21 @@ def _side_by_side(argv: list[str] | None, jobs: int) -> Iterator[dict[str, Any]]
             subprocess.Popen([*command, "--part", f"{n}/{jobs}"], env=env, stdout=subprocess.PIPE, text=True)
             for n in range(jobs)
         ]
+        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         for one in running:
-            assert one.stdout is not None
-            yield from (json.loads(line) for line in one.stdout if line.startswith("{"))
+            threading.Thread(target=_forward, args=(one, lines), daemon=True).start()
+        for _ in running:
+            while line := lines.get():
+                yield json.loads(line)
+
+
+def _forward(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
+    """Put a process's rows where the parent takes them as they come, and "" behind them."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("{"):
+            lines.put(line)
+    lines.put("")
 
 
 @contextlib.contextmanager

@@ -129,9 +129,9 @@ class ScanEmitter(Emitter):
             end += f"a{s.id}={best}[0];"
             end += f"a{s.id}at={_place(s, f'a{s.id}')};a{s.id}>>={PLACE};" if s in self.places else ""
             self._name_results(s, key, scope)
-        for s in self.kernel.phases[0].inner:
-            if isinstance(s, Store):
-                self.store(s, scope)
+        for stored in self.kernel.phases[0].inner:
+            if isinstance(stored, Store):
+                self.store(stored, scope)
         text = start + loop(name, size, scope.lines, start=None, step=width)
         if not divides(width, v.size):
             text += end + loop(name, size, self._element(v, name, parent), start=None)

@@ -174,8 +174,9 @@ def _segments(kernel: Kernel, v: Var) -> list[Kernel]:
 def _folds(kernel: Kernel, v: Var) -> Iterator[int]:
     """The places at which quotients of the place change, where there are few."""
     for atom in (atom for place in _places(kernel) for atom in place.terms):
-        few = isinstance(atom, Div | Mod) and type(atom.n) is int and v.size <= MOST_FOLDS * atom.n
-        if few and atom.base.terms == {v: 1} and type(atom.base.const) is int:
+        if not isinstance(atom, Div | Mod) or type(atom.n) is not int or v.size > MOST_FOLDS * atom.n:
+            continue
+        if atom.base.terms == {v: 1} and type(atom.base.const) is int:
             yield from range(-atom.base.const % atom.n, v.size, atom.n)
 
 
