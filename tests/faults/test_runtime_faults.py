@@ -84,9 +84,8 @@ def test_a_wrong_spec_of_an_aten_call(monkeypatch, change):
 
 
 def test_a_pool_that_hands_out_live_memory(monkeypatch):
-    anything = type("Anything", (), {"__eq__": lambda self, other: True, "__hash__": None})()
-    monkeypatch.setattr(memory, "_use_count", lambda handle: anything)
-    monkeypatch.setattr(memory, "sys", types.SimpleNamespace(getrefcount=lambda storage: anything))
+    monkeypatch.setattr(memory, "_use_count", lambda handle: 7)
+    monkeypatch.setattr(memory, "sys", types.SimpleNamespace(getrefcount=lambda storage: 7))
     caught(
         "DM924", args=(torch.randn(190, 190), torch.randn(190, 190)), calls=12
     )  # smaller ones are not kept
