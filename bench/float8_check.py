@@ -96,22 +96,39 @@ def bits(args: argparse.Namespace) -> list[dict[str, Any]]:
                 )
 
             got, want = compiler_of("dynamotor", None)(cast)(x), cast(x)
-            wrong = sum(_differing(a, b) for a, b in zip(got, want, strict=True))
-            rows.append({"to": name, "of": str(x.dtype), "numbers": len(x), "wrong": wrong, "ok": not wrong})
+            wrong = [_differing(a, b) for a, b in zip(got, want, strict=True)]
+            row: dict[str, Any] = {
+                "to": name,
+                "of": str(x.dtype),
+                "numbers": len(x),
+                "wrong": sum(map(len, wrong)),
+            }
+            rows.append({**row, "ok": not row["wrong"], "first of each result": _told(wrong, got, want)})
     return rows
 
 
-def _differing(a: torch.Tensor, b: torch.Tensor) -> int:
-    a, b = a.float(), b.float()
+def _differing(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The places, of all elements in order, at which numbers differ."""
+    a, b = a.float().flatten(), b.float().flatten()
     same = (a.isnan() & b.isnan()) | ((a == b) & (a.signbit() == b.signbit()))
-    return int((~same).sum())
+    return (~same).nonzero().flatten()
+
+
+def _told(wrong: list[torch.Tensor], got: Any, want: Any) -> str:
+    """Of each result: how many differ, and place, number and eager's number of the first and the last ones."""
+    found = []
+    for places, a, b in zip(wrong, got, want, strict=True):
+        ends = [*places[:3].tolist(), *places[-2:].tolist()] if len(places) else []
+        shown = [f"{i}: {float(a.float().flatten()[i])} {float(b.float().flatten()[i])}" for i in ends]
+        found.append(f"{len(places)} [{', '.join(shown)}]")
+    return "; ".join(found) if any(map(len, wrong)) else ""
 
 
 def casts(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Times of casts in both layouts beside torch.compile's, and of the memory that they have to touch."""
     config.program_cache = False  # tiles are no part of a program's key
     tiles = args.tiles.split(",") if args.tiles else ["x".join(map(str, DEFAULT.crossed_bytes))]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for tile in tiles:
         object.__setattr__(DEFAULT, "crossed_bytes", tuple(map(int, tile.split("x"))))
         dynamotor.reset()
