@@ -147,6 +147,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if left_out:
             item.add_marker(pytest.mark.slow)
         places[function] += 1
+        in_eager = any(map(item.get_closest_marker, ("slow", "runs_eager")))
+        if item.path.parent.name in ("lower", "codegen") and not in_eager:  # or it compares eager with itself
+            item.add_marker(pytest.mark.filterwarnings("error::dynamotor.base.errors.EagerWarning"))
         for part, reason in KNOWN.items():
             if part in item.nodeid:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=False))

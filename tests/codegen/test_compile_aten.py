@@ -268,6 +268,7 @@ def test_settings_without_layouts_folding_and_reuse():
         check(compile_module(net, x)(x), net(x))
 
 
+@pytest.mark.runs_eager
 def test_tensors_on_a_device_without_a_code_generator_run_on_aten_kernels():
     spec = TensorSpec.dense((2, 3), torch.float32, torch.device("meta"))
     graph = fx.Graph()

@@ -91,6 +91,7 @@ def test_all_graphs_may_run_meanwhile(builds):
     assert counters["kernels"][COUNT] == 1
 
 
+@pytest.mark.runs_eager
 def test_a_build_that_fails_is_told_as_ever(builds, monkeypatch):
     call = compiled()
     check(call, 5, 40)

@@ -77,6 +77,7 @@ def _outcome(f, x, number):
         lambda x, n: x + 1 if n * n * n > 5 else x - 1,
     ],
 )
+@pytest.mark.runs_eager
 def test_a_number_that_changes_may_stop_fitting(program, dtype):
     x = torch.tensor([0, 1, 2, 3], dtype=dtype)
     compiled = dynamotor.compile(program)
