@@ -27,7 +27,7 @@ _OF_PRODUCTS: dict[tuple[str, ...], str] = {(ROWS, ""): ROWS, (ACROSS, ROWS): ""
 
 
 def _shape(node: Node) -> tuple[int, ...]:
-    """The sizes of a tensor; () of what has none, or sizes that differ between calls."""
+    """The sizes of a tensor; () of another node, and where sizes differ between calls."""
     spec = node.meta.get("val")
     sizes = spec.shape if isinstance(spec, TensorSpec) else ()
     return tuple([n for n in sizes if type(n) is int]) if all(type(n) is int for n in sizes) else ()

@@ -12,26 +12,14 @@ import torch
 from bench import llm, llm_rows, torchvision_stub
 
 pytest.importorskip("transformers")
+FEW = ["--device", "cpu", "--small", "--sizes", "1x32", "--steps", "2", "--warm", "1"]
 
 
 @pytest.mark.slow
 def test_a_small_row_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "llm.json"
-    given = [
-        "--device",
-        "cpu",
-        "--small",
-        "--sizes",
-        "1x32",
-        "--steps",
-        "2",
-        "--warm",
-        "1",
-        "--json",
-        str(out),
-    ]
     rows = ["--rows", "llama-1.2b,attention", "--ways", "eager,dynamotor,compile_step"]
-    assert llm.main([*given, *rows]) == 0
+    assert llm.main([*FEW, "--json", str(out), *rows]) == 0
     found = json.loads(out.read_text())["rows"]
     assert [row["way"] for row in found] == ["eager", "dynamotor", "compile_step", "eager", "dynamotor"]
     first = found[0]["loss"]
@@ -44,20 +32,10 @@ def test_a_small_row_of_each_kind(tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_model_in_float8_by_each_recipe(recipe: str, tmp_path: Path) -> None:
     pytest.importorskip("torchao")
     out = tmp_path / "llm.json"
-    given = [
-        "--device",
-        "cpu",
-        "--small",
-        "--sizes",
-        "1x32",
-        "--steps",
-        "2",
-        "--warm",
-        "1",
-        "--json",
-        str(out),
-    ]
-    assert llm.main([*given, "--rows", "llama-1.2b", "--float8", recipe, "--ways", "eager"]) == 0
+    assert (
+        llm.main([*FEW, "--json", str(out), "--rows", "llama-1.2b", "--float8", recipe, "--ways", "eager"])
+        == 0
+    )
     assert [row["float8"] for row in json.loads(out.read_text())["rows"]] == [recipe]
 
 
