@@ -296,12 +296,12 @@ def _is_by_product(node: Node, readers: list[Node], backward: set[Node]) -> bool
     if _size(node) < _WORTH_A_WRITE or not all(reader.target in _MATRIX_PRODUCTS for reader in readers):
         return False
     numel = _numel(node)
-    return all(
-        _is_read_beside(part, numel, backward)
-        if _numel(part) == numel
-        else part.op == "placeholder" or _numel(part) == 1
-        for part in _made_of(node)
-    )
+    parts = _made_of(node)
+    whole = {part for part in parts if _numel(part) == numel}
+    if any(part.op == "placeholder" for part in whole):  # a weight's update reads it elsewhere and later
+        return False
+    beside = all(_is_read_beside(part, numel, backward) for part in whole)
+    return beside and all(part.op == "placeholder" or _numel(part) == 1 for part in parts - whole)
 
 
 def _made_of(node: Node) -> set[Node]:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import dynamotor
+from dynamotor.autograd import partition
 from dynamotor.autograd.extract import memory_root
 from dynamotor.base.events import collect
 from dynamotor.step import step_program
@@ -83,3 +84,17 @@ def test_what_a_batch_norm_makes_is_computed_again_from_its_statistics():
     texts = trained_beside_eager(model, sgd, torch.randn(2, 4, 6, 6), torch.randn(2, 2, 6, 6))
     assert texts["after"].count("aten.batch_norm_elemt.default(") == 4  # two of them for the backward
     assert texts["after"].count("aten._native_batch_norm_legit_functional.default(") == 2
+
+
+def test_weights_are_cast_once_although_their_update_reads_them(monkeypatch):
+    monkeypatch.setattr(partition, "_WORTH_A_WRITE", 1)
+    model, x, y = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)), torch.randn(4, 8), torch.randn(4, 8)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with dynamotor.config.patch(target="triton"), collect("pass") as passes:
+        step = dynamotor.compile_step(model, nn.functional.mse_loss, optimizer)
+        for _ in range(2):
+            with torch.autocast("cpu", torch.bfloat16):
+                step(x, y)
+    (texts,) = [e.data for e in passes if e.data["name"] == "compute again"]
+    casts = [texts[when].count("_weight, dtype=torch.bfloat16)") for when in ("before", "after")]
+    assert casts == [2, 2]
