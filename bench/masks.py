@@ -13,17 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import fcntl
 import itertools
 import json
 import os
-import queue
 import statistics
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -191,9 +187,14 @@ def measure(kind: str, args: argparse.Namespace, length: int, width: int) -> lis
     del found, peer
     head = {"mask": kind, "length": length, "width": width, "error": error, "read": read}
     head |= {"mask_MB": given[0].shape[0] * length * length / 1e6}
-    return [
-        head | _timed({n: partial(run, c, phase) for n, c in calls.items()}, phase, args) for phase in PHASES
-    ]
+    by_phase: dict[str, dict[str, Callable[[], Any]]] = {
+        phase: {n: partial(run, c, phase) for n, c in calls.items()} for phase in PHASES
+    }
+    for call in itertools.chain(*(of.values() for of in by_phase.values())):
+        call()  # compiles
+    finish(args.device)
+    with _alone(bool(args.part)):
+        return [head | _timed(of, phase, args) for phase, of in by_phase.items()]
 
 
 def _timed(calls: dict[str, Callable[[], Any]], phase: str, args: argparse.Namespace) -> dict[str, Any]:
@@ -205,8 +206,7 @@ def _timed(calls: dict[str, Callable[[], Any]], phase: str, args: argparse.Names
         torch.cuda.reset_peak_memory_stats()
         calls["ours"]()
         peak = (torch.cuda.max_memory_allocated() - held) / 1e6
-    with _alone(args.lock):
-        rounds = turns(calls, seconds=args.seconds, finish=lambda: finish(args.device), turn=0.03)
+    rounds = turns(calls, seconds=args.seconds, finish=lambda: finish(args.device), turn=0.03)
     ms = {who: statistics.median(r[who] for r in rounds) * 1e3 for who in calls}
     return {
         "phase": phase,
@@ -250,53 +250,52 @@ def _rows(args: argparse.Namespace, cases: list[tuple[str, int, int]]) -> Iterat
 
 
 def _side_by_side(argv: list[str] | None, jobs: int) -> Iterator[dict[str, Any]]:
-    """The rows of several processes, which compile side by side and time in turn."""
+    """The rows of several processes: all compile a case each, then one after the other times its own."""
     given = argv if argv is not None else sys.argv[1:]
-    with tempfile.NamedTemporaryFile() as lock:
-        command = [
-            sys.executable,
-            "-m",
-            "bench",
-            "masks",
-            *given,
-            "--jobs",
-            "0",
-            "--json",
-            "",
-            "--lock",
-            lock.name,
-        ]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        running = [
-            subprocess.Popen([*command, "--part", f"{n}/{jobs}"], env=env, stdout=subprocess.PIPE, text=True)
-            for n in range(jobs)
-        ]
-        lines: queue.SimpleQueue[str] = queue.SimpleQueue()
-        for one in running:
-            threading.Thread(target=_forward, args=(one, lines), daemon=True).start()
-        for _ in running:
-            while line := lines.get():
+    command = [sys.executable, "-m", "bench", "masks", *given, "--jobs", "0", "--json", ""]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
+    running = [subprocess.Popen([*command, "--part", f"{n}/{jobs}"], env=env, **pipes) for n in range(jobs)]
+    while running:
+        running = yield from _until("compiled", running)
+        timed = []
+        for process in running:
+            _go(process)
+            timed += yield from _until("timed", [process])
+        for process in timed:
+            _go(process)
+        running = timed
+
+
+def _until(word: str, processes: list[subprocess.Popen[str]]) -> Generator[dict[str, Any], None, list[Any]]:
+    """The processes that say a word before they end; yields rows that come before."""
+    found = []
+    for process in processes:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("{"):
                 yield json.loads(line)
+            elif line.strip() == word:
+                found.append(process)
+                break
+    return found
 
 
-def _forward(process: subprocess.Popen[str], lines: queue.SimpleQueue[str]) -> None:
-    """Put a process's rows where the parent takes them as they come, and "" behind them."""
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith("{"):
-            lines.put(line)
-    lines.put("")
+def _go(process: subprocess.Popen[str]) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
 
 
 @contextlib.contextmanager
-def _alone(lock: str) -> Iterator[None]:
-    """Where no other process of this run times anything."""
-    if not lock:
-        yield
-        return
-    with open(lock) as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def _alone(is_part: bool) -> Iterator[None]:
+    """Where no other process of this run compiles or computes anything."""
+    if is_part:
+        print("compiled", flush=True)
+        sys.stdin.readline()
+    yield
+    if is_part:
+        print("timed", flush=True)
+        sys.stdin.readline()
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -314,7 +313,6 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--small", action="store_true", help="a few heads of 300 positions")
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--lock", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)
     if args.small:
         args.lengths, args.widths = "300", "16"
