@@ -55,6 +55,14 @@ def available() -> bool:
     )
 
 
+# The interpreter runs no inline assembly: helpers that are defined again behind a kernel's text.
+_INSTEAD = """
+@triton.jit
+def float8_bits(x, KIND: tl.constexpr):
+    return x.to(tl.float8e4nv if KIND == "e4m3" else tl.float8e5).to(tl.uint8, bitcast=True).to(tl.int32)
+"""
+
+
 @functools.cache  # the interpreter is patched once
 def _libdevice() -> types.SimpleNamespace:
     """CUDA's mathematical library by way of torch: the interpreter has none."""
@@ -262,6 +270,7 @@ def make_interpreted(source: str, name: str, grid: int, numbers: tuple[int, ...]
 
         filename = f"<triton {name} {len(_modules)}>"
         text = source.replace("tl.range(", "program_range(")  # the interpreter's takes no numbers of a launch
+        text += _INSTEAD
         linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)
         scope: dict[str, Any] = {
             "triton": triton,
