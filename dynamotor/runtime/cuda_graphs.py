@@ -13,11 +13,13 @@ counted.
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -33,6 +35,9 @@ WARM_UP = 2  # plain calls before the recording: kernels are loaded, libraries c
 ALTERNATES = 3  # recordings of one call that are kept: while the results of one are held, another is replayed
 RECORDINGS = 8  # recordings that were hardly replayed before no more are made: parameters move too often
 WORTH = 16  # replays that make up for a recording
+MOST_KEPT = (
+    64 << 20
+)  # bytes of results: a recording whose inputs have moved is kept, since they may come back
 SMALL = 1 << 20  # bytes: results of the user's up to here are copied out of the recording
 MOST_COPIED = 256 << 20  # bytes of inputs that a replay may copy; a call with more runs plainly
 _use_count = compat.storage_use_count
@@ -70,7 +75,7 @@ class CudaRecorder:
     _streams: dict[tuple[torch.device, int], Any] = {}
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self._has_recorded = device, False
 
     def record(self, call: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...], Any]:
         """See CallRecorder; the device is idle before, nothing else may allocate on this thread meanwhile."""
@@ -82,17 +87,19 @@ class CudaRecorder:
             # what plain calls on this stream have worked in: the recording gets a block of its own, and
             # replays need no other (entering `torch.cuda.graph` gives free memory back)
             device_memory.arena_of(self.device).forget(key[1])
+            keep, self._has_recorded = self._has_recorded, False  # one that failed may have found no memory
             collecting = gc.isenabled()
             gc.disable()  # memory freed by it may belong to another graph, which a capture does not permit
             try:
                 compat.clear_cublas_workspaces()  # this graph's workspace is in its own pool
-                with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+                with _capturing(graph, stream, keep):
                     results = call()
             finally:
                 torch.cuda.set_stream(current)  # a recording that fails leaves its own stream the current one
                 compat.clear_cublas_workspaces()
                 if collecting:
                     gc.enable()
+            self._has_recorded = True
             scratch = device_memory.arena_of(self.device).idle(stream.cuda_stream)
 
         def replay() -> None:
@@ -111,6 +118,24 @@ class CudaRecorder:
     def is_ours(self, tensor: torch.Tensor) -> bool:
         """See CallRecorder."""
         return tensor.device == self.device
+
+
+@contextlib.contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, keep: bool) -> Iterator[None]:
+    """Record what is launched. keep: leave free memory with PyTorch's allocator, as `torch.cuda.graph` does not. Caches
+    of one generation after the other then lie in the same places, for which there is a recording.
+    """
+    if not keep:
+        with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
+            yield
+        return
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            yield
+        finally:
+            graph.capture_end()
 
 
 class _Result:
@@ -192,7 +217,9 @@ class _Recording:
         places = {place.untyped_storage().data_ptr() for _, place in self.copied_back}
         if any(id(r) not in position and r.untyped_storage().data_ptr() in places for r in made):
             raise RuntimeError("a result shows an input that is written")
-        addresses = {r.untyped_storage().data_ptr() for r in made if id(r) not in position}
+        storages = [r.untyped_storage() for r in made if id(r) not in position]
+        self.nbytes = sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        addresses = {storage.data_ptr() for storage in storages}
         self.results: list[Any] = []
         for n, r in enumerate(results):
             if isinstance(r, torch.Tensor):
@@ -202,7 +229,7 @@ class _Recording:
                     else _Result(r, n < n_copied and r.nbytes <= SMALL)
                 )
             self.results.append(r)
-        del results, made
+        del results, made, storages
         self.lent = [r for r in self.results if isinstance(r, _Result) and r.storage.data_ptr() in addresses]
         for r in self.lent:  # counted when all of the recording's own references are there
             r.owners, r.references = _use_count(r.storage._cdata), sys.getrefcount(r.storage)
@@ -272,6 +299,8 @@ class _Recording:
 
 def are_same(begun: tuple[Any, ...], inputs: tuple[Any, ...]) -> bool:
     """Whether a call has the very inputs that it began with."""
+    if all(map(operator.is_, begun, inputs)):  # a tenth of the time, while the device waits
+        return True
     return all(x is y or type(x) is int and x == y for x, y in zip(begun, inputs, strict=True))
 
 
@@ -287,6 +316,7 @@ def _by_dtype(copied: Sequence[tuple[int, torch.Tensor]]) -> list[tuple[list[int
 
 IN_USE = "results of the last replay are still in use"
 MOVED = "a parameter, or an input that is written, has moved"
+_RESTLESS = "parameters, or inputs that are written, move between calls"
 _NOT_REPLAYED = "an input comes from a call that was not replayed"
 
 
@@ -341,7 +371,7 @@ class GraphedCall:
     ) -> None:
         self.call, self.static, self.mutated, self.n_copied = call, static, mutated, n_copied
         self._recorder = recorder or CudaRecorder(device)
-        self._recordings: list[_Recording] = []
+        self._recordings: list[_Recording] = []  # the one that was replayed last is the first
         self._calls = self._wasted = 0
         self._refused = ""
         self._addresses: dict[int, int] = {}
@@ -399,19 +429,39 @@ class GraphedCall:
         is counted.
         """
         stream = self._recorder.stream()
-        why = ""
+        why, moved = MOVED, list[_Recording]()
         for recording in tuple(self._recordings):
-            why = recording.why_not(inputs, stream)
-            if not why and recording.is_free():
+            reason = recording.why_not(inputs, stream)
+            if not reason and recording.is_free():
+                self._use(recording)
                 return recording
-            why = why or IN_USE
-            if why == MOVED:
-                self._recordings.remove(recording)
-                self._wasted += recording.replays < WORTH
-        if why != _NOT_REPLAYED and len(self._recordings) < ALTERNATES:
-            return self._record(inputs)
+            if reason == MOVED:
+                moved.append(recording)
+            else:
+                why = reason or IN_USE
+        if why != _NOT_REPLAYED:
+            self._make_room(moved)
+            if len(self._recordings) < ALTERNATES:
+                return self._record(inputs)
         counters["cudagraphs"][why] += 1
         return None
+
+    def _use(self, recording: _Recording) -> None:
+        """Put the recording of this call first."""
+        if self._recordings[0] is not recording:
+            self._recordings.remove(recording)
+            self._recordings.insert(0, recording)
+
+    def _make_room(self, moved: list[_Recording]) -> None:
+        """Drop recordings whose inputs have moved: large ones, and the one that was not replayed for longest if there
+        is no room.
+        """
+        dropped = [recording for recording in moved if recording.nbytes > MOST_KEPT]
+        if len(self._recordings) - len(dropped) == ALTERNATES:
+            dropped += moved[-1:]
+        for recording in dropped:
+            self._recordings.remove(recording)
+            self._wasted += recording.replays < WORTH
 
     def _record(self, inputs: Sequence[Any]) -> _Recording | None:
         """Record the call, or say why not; what will never change refuses for good."""
@@ -435,20 +485,26 @@ class GraphedCall:
                 reason = f"recording failed: {error}"
             else:
                 counters["cudagraphs"]["recorded"] += 1
-                self._recordings.append(recording)
+                self._recordings.insert(0, recording)
                 return recording
-        if self._recordings:  # those that are there can still be replayed
+        least = WORTH if reason == _RESTLESS else 0
+        if any(recording.replays >= least for recording in self._recordings):  # they can still be replayed
             counters["cudagraphs"][reason.split(":")[0]] += 1
             return None
         self._refused = reason
+        self._recordings.clear()
         fall_back("cudagraphs", what="cudagraphs", reason=reason)
         warn_once(f"cudagraphs.{reason}", f"calls are not replayed as CUDA graphs: {reason}")
         return None
 
+    def _hardly_replayed(self) -> int:
+        """How many recordings were not worth their time, so far."""
+        return self._wasted + sum(recording.replays < WORTH for recording in self._recordings)
+
     def _at_place(self, inputs: Sequence[Any]) -> frozenset[int]:
         """The inputs that a recording writes where the caller has them: large ones, and those that stayed
         where they were from one call to the next."""
-        stayed = self._stayed if self._wasted < ALTERNATES else ()
+        stayed = self._stayed if self._hardly_replayed() < ALTERNATES else ()
         return frozenset(i for i in self.mutated if inputs[i].nbytes > SMALL or i in stayed)
 
     def _look(self, inputs: Sequence[Any]) -> None:
@@ -471,8 +527,8 @@ class GraphedCall:
 
     def _unfit(self, inputs: Sequence[Any]) -> str:
         """Why this call cannot be recorded."""
-        if self._wasted >= RECORDINGS:
-            return "parameters, or inputs that are written, move between calls"
+        if self._hardly_replayed() >= RECORDINGS:
+            return _RESTLESS
         for x in inputs:
             if isinstance(x, torch.Tensor) and not self._recorder.is_ours(x):
                 return f"an input is on {x.device}"

@@ -18,6 +18,7 @@ from dynamotor.runtime.cuda_graphs import (
     RECORDINGS,
     SMALL,
     WARM_UP,
+    WORTH,
     GraphedCall,
     GraphedSizes,
     in_graph_memory,
@@ -318,6 +319,23 @@ def test_a_large_input_that_is_written_is_written_at_its_place():
     assert counters["cudagraphs"] == {"recorded": 2, "replayed": 6}
 
 
+@pytest.mark.parametrize("most_kept", [64 << 20, 0])
+def test_recordings_of_caches_that_come_back_to_their_places_are_kept_while_they_are_small(
+    monkeypatch, most_kept
+):
+    monkeypatch.setattr(cuda_graphs, "MOST_KEPT", most_kept)
+    caches = [torch.zeros(SMALL) for _ in range(4)]
+    call = warm(graphed(lambda cache: (cache.add_(1)[:1] * 2,), mutated=[0], n_copied=1), torch.zeros(SMALL))
+    for n in range(4 * WORTH):
+        cache = caches[n // WORTH % 3]
+        count = cache[5].item()
+        assert call(cache)[0].item() == 2 * (count + 1) and cache[5].item() == count + 1
+    assert counters["cudagraphs"]["recorded"] == (3 if most_kept else 4)
+    call(caches[3])  # takes the room of the one that was last replayed longest ago
+    call(caches[0]), call(caches[2]), call(caches[3])
+    assert counters["cudagraphs"]["recorded"] == (4 if most_kept else 8)
+
+
 def test_inputs_that_are_written_and_move_each_time_are_said(recwarn):
     forget_warnings()
     call = warm(graphed(lambda cache: (cache.add_(1)[:1] * 2,), mutated=[0], n_copied=1), torch.zeros(SMALL))
@@ -356,4 +374,6 @@ def test_the_recorder_of_a_gpu_records_on_a_stream_of_its_own_and_gives_the_user
     assert graphs.current[0] is user and len(set(graphs.streams)) == 1
     graphs.current[0] = fake_cuda.Stream()  # another stream of the user's
     recorder.record(lambda: (x,))
-    assert len(set(graphs.streams)) == 2
+    assert len(set(graphs.streams)) == 2 and len(graphs.emptied) == 2
+    recorder.record(lambda: (x,))
+    assert len(graphs.emptied) == 2  # one after another that succeeded frees no memory

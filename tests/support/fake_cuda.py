@@ -42,15 +42,28 @@ class Graphs:
     """What `torch.cuda.graph` and `CUDAGraph` do here: nothing is recorded, replays are counted."""
 
     def __init__(self):
-        self.replayed, self.recording, self.streams = 0, False, []
+        self.replayed, self.recording, self.streams, self.emptied = 0, False, [], []
 
     def replay(self):
         self.replayed += 1
+
+    def capture_begin(self, capture_error_mode):
+        assert capture_error_mode == "thread_local"
+        self.recording = True
+
+    def capture_end(self):
+        self.recording = False
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        self.streams.append(stream)
+        yield
 
     @contextlib.contextmanager
     def graph(self, graph, stream=None, capture_error_mode=""):
         assert capture_error_mode == "thread_local"
         self.streams.append(stream)
+        self.emptied.append(stream)
         self.recording = True
         yield
         self.recording = False
@@ -66,6 +79,7 @@ def install(patch):
         "Stream": Stream,
         "CUDAGraph": lambda: graphs,
         "graph": graphs.graph,
+        "stream": graphs.stream,
         "_sleep": lambda cycles: None,
         "synchronize": lambda: None,
         "get_device_properties": lambda device: types.SimpleNamespace(L2_cache_size=16),
