@@ -38,6 +38,7 @@ WORTH = 16  # replays that make up for a recording
 MOST_KEPT = (
     64 << 20
 )  # bytes of results: a recording whose inputs have moved is kept, since they may come back
+TINY = 1 << 12  # bytes of an input that is written and always copied: counters lie elsewhere in each cache
 SMALL = 1 << 20  # bytes: results of the user's up to here are copied out of the recording
 MOST_COPIED = 256 << 20  # bytes of inputs that a replay may copy; a call with more runs plainly
 _use_count = compat.storage_use_count
@@ -207,6 +208,7 @@ class _Recording:
         small = {i for i, place in self.copied if 0 not in place.stride() and place.nbytes <= SMALL}
         self.together = _by_dtype([(i, place) for i, place in self.copied if i in small])
         self.alone = [(i, place) for i, place in self.copied if i not in small]
+        self.back = _by_dtype(self.copied_back)
         self.pointers = _C.data_ptrs([inputs[i] for i in self.fixed])
         position = {id(x): i for i, x in enumerate(arguments) if isinstance(x, torch.Tensor)}
         self.replay, results, self.kept = recorder.record(lambda: tuple(call(*arguments)))
@@ -284,8 +286,8 @@ class _Recording:
         self.begun = None
         self.replay()
         self.replays += 1
-        for i, place in self.copied_back:
-            write(inputs[i], place, non_blocking=True)
+        for positions, places in self.back:
+            torch._foreach_copy_([inputs[i] for i in positions], places, True)
         if self.mutated:
             written = [inputs[i] for i in self.mutated if not inputs[i].is_inference()]
             torch.autograd.graph.increment_version(written)
@@ -502,10 +504,11 @@ class GraphedCall:
         return self._wasted + sum(recording.replays < WORTH for recording in self._recordings)
 
     def _at_place(self, inputs: Sequence[Any]) -> frozenset[int]:
-        """The inputs that a recording writes where the caller has them: large ones, and those that stayed
+        """The inputs that a recording writes where the caller has them: large ones, and those that are not tiny and stayed
         where they were from one call to the next."""
         stayed = self._stayed if self._hardly_replayed() < ALTERNATES else ()
-        return frozenset(i for i in self.mutated if inputs[i].nbytes > SMALL or i in stayed)
+        sizes = {i: inputs[i].nbytes for i in self.mutated}
+        return frozenset(i for i, n in sizes.items() if n > SMALL or n > TINY and i in stayed)
 
     def _look(self, inputs: Sequence[Any]) -> None:
         """Notice which of the inputs that are written stayed where they were."""

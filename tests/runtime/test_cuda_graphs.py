@@ -17,6 +17,7 @@ from dynamotor.runtime.cuda_graphs import (
     ALTERNATES,
     RECORDINGS,
     SMALL,
+    TINY,
     WARM_UP,
     WORTH,
     GraphedCall,
@@ -287,18 +288,39 @@ def test_a_small_input_that_is_written_is_copied_back():
     assert counters["cudagraphs"] == {"recorded": 1, "replayed": 3}
 
 
+def test_tiny_inputs_that_are_written_are_copied_wherever_they_are():
+    """As the counters of a cache's layers, which have other places in each cache."""
+    place, given = torch.zeros(2), []
+
+    def step(count, steps):
+        given.append(count.data_ptr())
+        return (count.add_(1) * 2, steps.add_(1) + 0)
+
+    call = warm(graphed(step, mutated=[0, 1], n_copied=2), place[0], torch.tensor(1))
+    for count in (place[0], place[1]):
+        steps, before = torch.tensor(4), count.item()
+        assert [r.item() for r in call(count, steps)] == [2 * before + 2, 5]
+        assert [r.item() for r in call(count, steps)] == [2 * before + 4, 6]
+        assert (count.item(), steps.item()) == (before + 2, 6)
+    assert counters["cudagraphs"] == {"recorded": 1, "replayed": 4} and given[-1] not in (
+        place[0].data_ptr(),
+        place[1].data_ptr(),
+    )
+
+
 def test_a_small_input_that_stays_is_written_at_its_place():
-    count, given = torch.zeros(1), []
+    count, given = torch.zeros(TINY), []
 
     def step(count):
         given.append(count.data_ptr())
-        return (count.add_(1) * 2,)
+        return (count.add_(1)[:1] * 2,)
 
     call = warm(graphed(step, mutated=[0], n_copied=1), count)
     results = [call(count)[0].item() for _ in range(3)]
-    assert results == [6, 8, 10] and count.item() == 5 and set(given) == {count.data_ptr()}
-    other = torch.zeros(1)
-    assert [call(other)[0].item() for _ in range(2)] == [2, 4] and (other.item(), count.item()) == (2, 5)
+    assert results == [6, 8, 10] and count[7].item() == 5 and set(given) == {count.data_ptr()}
+    other = torch.zeros(TINY)
+    assert [call(other)[0].item() for _ in range(2)] == [2, 4]
+    assert (other[7].item(), count[7].item()) == (2, 5)
 
 
 def test_a_large_input_that_is_written_is_written_at_its_place():
