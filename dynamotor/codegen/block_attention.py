@@ -19,8 +19,8 @@ from ..base.events import counters, log
 from ..base.narrowing import checked
 from ..graph.attention_masks import ATTENTION, Attention, attention_call
 from ..graph.index_formulas import Condition, NoFormula, Position, Read, atoms
+from ..graph.mask_blocks import BLOCK, mask_blocks
 from ..graph.mask_text import names_in, text_of
-from ..graph.masked_attention_op import BLOCK, mask_blocks
 from ..graph.sizes import Dim
 from ..graph.spec import HALVES, TensorSpec
 from ..lower.lowering import Decline, decline_if
@@ -100,7 +100,7 @@ def _replace(call: Attention, text: str, reads: list[Node], made: dict[Any, Node
             made[key] = graph.call_function(mask_blocks, given)
             # Blocks are small and for all layers: a checkpoint around one of these does not make them again.
             made[key].meta = {k: v for k, v in where.items() if k != "recompute"}
-        blocks = [graph.call_function(operator.getitem, (made[key], i)) for i in range(8)]
+        blocks = [graph.call_function(operator.getitem, (made[key], i)) for i in range(10 if reads else 8)]
         operands = [
             _as(node, checked(Node, call.given[name]), spec.dtype) for name in ("query", "key", "value")
         ]

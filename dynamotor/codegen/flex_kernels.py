@@ -52,6 +52,7 @@ class Case:
     all, by rows of queries and by rows of keys (None: not known). block: queries and keys of a block. out:
     the output and its gradient (None: row-major). sinks: a score of each head that no value belongs to.
     general: lengths and the strides that follow from them are arguments, so that one function serves all.
+    orders: in which order programs take blocks, by rows and by columns.
     Gradients of the operands are laid out as these, if they are dense.
     """
 
@@ -69,6 +70,7 @@ class Case:
     out: TensorSpec | None = None
     sinks: TensorSpec | None = None
     general: bool = False
+    orders: tuple[TensorSpec, TensorSpec] | None = None
 
     @property
     def result(self) -> TensorSpec:
@@ -283,6 +285,8 @@ class _Writer:
         parameters = dict(tensors)
         if self.blocks is not None:
             parameters |= {f"{word}{k}": "*i32" for k, b in enumerate(self.blocks) if b for word in "cx"}
+        if self.case.orders is not None:
+            parameters["order"] = "*i32"
         parameters |= {f"f{n}": POINTER[spec.dtype] for n, spec in enumerate(case.free)}
         parameters |= {name: kind for name, (_, kind) in self.numbers.items()}
         text = "\n".join(self.lines)
@@ -312,17 +316,41 @@ def tile(case: Case, what: str) -> tuple[int, int, int, int]:
 def _start(w: _Writer, side: int) -> int:
     """Which tile of a side (0: queries, 1: keys), batch and head a program is for; how many there are."""
     size, step, spec = (w.length, w.m, w.case.query) if side == 0 else (w.width, w.n, w.case.key)
-    heads, count = int(spec.shape[1]), -(-size // step)
-    tiles = f"tl.cdiv({(w.n_q, w.n_k)[side]}, {step})" if w.case.general else str(count)
-    w.text(f"""
-        pid = tl.program_id(0)
-        of = pid // {tiles}
-        b = (of // {heads}).to(tl.int64)
-        h = (of % {heads}).to(tl.int64)
-        first = pid % {tiles} * {step}
-    """)
+    heads, count, batches = int(spec.shape[1]), -(-size // step), int(spec.shape[0])
+    w.line("pid = tl.program_id(0)")
+    if w.case.orders is not None:
+        count = _start_in_order(w, side, size, step, heads)
+    else:
+        tiles = f"tl.cdiv({(w.n_q, w.n_k)[side]}, {step})" if w.case.general else str(count)
+        w.text(f"""
+            of = pid // {tiles}
+            b = (of // {heads}).to(tl.int64)
+            h = (of % {heads}).to(tl.int64)
+            first = pid % {tiles} * {step}
+        """)
     w.positions("cols" if side else "rows", "first", step)
-    return count * heads * int(spec.shape[0])
+    return count * heads * batches
+
+
+def _start_in_order(w: _Writer, side: int, size: int, step: int, heads: int) -> int:
+    """`_start` where blocks have an order: all heads of one, then those of the next. How many tiles."""
+    assert w.case.orders is not None
+    block, batches = w.case.block[side], int(w.case.query.shape[0])
+    blocks, per = -(-size // block), block // step
+    text = f"tl.cdiv({(w.n_q, w.n_k)[side]}, {block})" if w.case.general else str(blocks)
+    is_shared = int(w.case.orders[side].shape[0]) == blocks  # by all batches
+    inside = heads * batches if is_shared else heads
+    w.text(f"""
+        tile = pid // {inside}
+        item = tl.load(order + tile // {per})
+        b = ({f"pid % {inside} // {heads}" if is_shared else f"item // {text}"}).to(tl.int64)
+        h = (pid % {heads}).to(tl.int64)
+        of = b * {heads} + h
+        first = item % {text} * {block} + tile % {per} * {step}
+    """)
+    if size % step == 0 and size % block and not w.case.general:  # no tests of the end: the last tile again
+        w.line(f"first = tl.minimum(first, {size - step})")
+    return blocks * per
 
 
 def _dot(w: _Writer, a: str, b: str) -> str:
@@ -392,7 +420,11 @@ def delta(case: Case) -> TritonFunction:
     """Of out, its gradient (laid out alike), the sums' gradient and the result: the subtrahend of each row's
     slope.
     """
-    w = _Writer(replace(case, rows=None, score=None, mask=None, free=(), n_score=0), "delta", (64, 16, 4, 1))
+    w = _Writer(
+        replace(case, rows=None, score=None, mask=None, free=(), n_score=0, orders=None),
+        "delta",
+        (64, 16, 4, 1),
+    )
     programs = _start(w, 0)
     end = w.tail(0)
     below, otherwise = (f", rows < {w.n_q}", ", 0.0") if end else ("", "")

@@ -11,8 +11,8 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import fx
 
+from ..graph.mask_blocks import BLOCK
 from ..graph.mask_text import PLACES, evaluated
-from ..graph.masked_attention_op import BLOCK
 from ..graph.sizes import Dim
 from ..graph.spec import CPU, TensorSpec, aten
 from ..graph.subgraphs import Body, Leaf
@@ -43,7 +43,7 @@ def forward(
     shape = (*query.shape[:3], value.shape[3])
     out = torch.empty_strided(shape, tuple(stride), dtype=query.dtype, device=query.device)
     sums = torch.empty(query.shape[:3], dtype=torch.float32, device=query.device)
-    by_row = blocks[:4]
+    by_row = blocks[: len(blocks) // 2]
     run(run.forward_for(by_row), query, key, value, out, sums, *own, *by_row, *reads)
     return out, sums
 
@@ -64,7 +64,8 @@ def backward(
     given = query, key, value, *reads, *blocks
     run = _kernels(("delta", "queries", "keys"), mask, scale, out.stride(), len(reads), *_specs(*given))
     given = (query, key, value, grad, out, sums)
-    return flex_attention.backward(run, given, torch.zeros_like(sums), blocks[:4], blocks[4:], reads)
+    half = len(blocks) // 2
+    return flex_attention.backward(run, given, torch.zeros_like(sums), blocks[:half], blocks[half:], reads)
 
 
 def _specs(*tensors: torch.Tensor) -> list[TensorSpec]:
@@ -78,16 +79,17 @@ def _kernels(
     """The kernels of tensors with these sizes and strides: q, k, v, reads, blocks and perhaps sinks."""
     query, key, value, *rest = specs
     reads, rest = rest[:n_reads], rest[n_reads:]
-    blocks = [Blocks(*pair) for pair in zip(rest[:8:2], rest[1:8:2])]
+    sides = [rest[:5], rest[5:10]] if reads else [rest[:4], rest[4:8]]
     seen = lines_of_mask(mask, reads, (*query.shape[:3], key.shape[2]))
     out = TensorSpec((*query.shape[:3], value.shape[3]), stride, query.dtype, query.device)
-    rows, columns = (blocks[0], blocks[1]), (blocks[2], blocks[3])
-    sinks = rest[8] if len(rest) > 8 else None
+    rows, columns = ((Blocks(*side[:2]), Blocks(*side[2:4])) for side in sides)
+    orders = (sides[0][4], sides[1][4]) if reads else None
+    sinks = rest[-1] if len(rest) % 2 else None
     lengths = _lengths.setdefault((which, mask, scale, query.dtype, query.shape[3], value.shape[3]), set())
     lengths.add((query.shape[2], key.shape[2]))
     general = len(lengths) > flex_attention.OWN
     given = query, key, value, scale, None, seen
-    case = Case(*given, tuple(reads), 0, (BLOCK, BLOCK), rows, columns, out, sinks, general)
+    case = Case(*given, tuple(reads), 0, (BLOCK, BLOCK), rows, columns, out, sinks, general, orders)
     return Kernels(case, which)
 
 

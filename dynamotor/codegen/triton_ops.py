@@ -115,8 +115,8 @@ def float_of_byte(x):
 
 @triton.jit
 def float8_bits(x, KIND: tl.constexpr):
-    """The bits of a float32 in a float8 type. One number an instruction: ptxas 12.8 lets code that reads a half of
-    a pair run before the pair is there, where two pairs are joined for a store.
+    """The bits of a float32 in a float8 type. One number an instruction: ptxas 12.8 lets code that reads
+    half of a pair run before the pair is there, where two pairs are joined for a store.
     """
     text: tl.constexpr = (
         "{ .reg .b16 pair; cvt.rn.satfinite." + KIND + "x2.f32 pair, 0f00000000, $1; cvt.u32.u16 $0, pair; }"

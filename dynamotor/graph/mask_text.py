@@ -80,17 +80,22 @@ def names_in(text: str) -> set[str]:
 
 
 def evaluated(
-    text: str, given: Mapping[str, Any], index: Callable[[Any, Any], Any] = operator.getitem
+    text: str,
+    given: Mapping[str, Any],
+    index: Callable[[Any, Any], Any] = operator.getitem,
+    functions: Mapping[str, Callable[[Any], Any]] = _FUNCTIONS,
 ) -> Any:
     """The text's value. given: numbers, tensors or nodes of a trace by name; index: how a tensor is read."""
 
     def value(node: Any) -> Any:
-        return _value(node, given, value, index)
+        return _value(node, given, value, index, functions)
 
     return value(ast.parse(text, mode="eval").body)
 
 
-def _value(node: Any, given: Mapping[str, Any], value: Callable[[Any], Any], index: Any) -> Any:
+def _value(
+    node: Any, given: Mapping[str, Any], value: Callable[[Any], Any], index: Any, functions: Mapping[str, Any]
+) -> Any:
     match node:
         case ast.Name():
             return given[node.id]
@@ -103,7 +108,7 @@ def _value(node: Any, given: Mapping[str, Any], value: Callable[[Any], Any], ind
         case ast.Compare(ops=[sign], comparators=[other]):
             return _OPERATORS[type(sign)](value(node.left), value(other))
         case ast.Call(func=ast.Name(id=name), args=[argument]):
-            return _FUNCTIONS[name](value(argument))
+            return functions[name](value(argument))
         case ast.Subscript(slice=ast.Tuple(elts=at)):
             return index(value(node.value), tuple(map(value, at)))
         case ast.Subscript():

@@ -4,7 +4,7 @@ something are computed.
 >>> out, sums = torch.ops.dynamotor.masked_attention(q, k, v, [], blocks, "q-k>=0", 0.125, q.stride())
 
 q: [batch, heads, rows, e], k: [batch, groups, length, e], v: [batch, groups, length, f], groups a divisor of
-heads. reads: the tensors r0, r1, ... of the formula (`mask_text.py`). blocks: as `mask_blocks` gives them.
+heads. reads: the tensors r0, r1, ... of the formula (`mask_text.py`). blocks: as `mask_blocks.py` gives them.
 sinks: a score of each head that no value belongs to, [heads]; it counts in the sums alone.
 The results are [batch, heads, rows, f] with the strides that are asked for, and the logarithms of the sums
 of exponentials in float32, [batch, heads, rows]. The backward needs no sinks, for its weights are
@@ -19,12 +19,11 @@ from typing import Any
 import torch
 
 from ..base import compat
-from .mask_text import PLACES, evaluated, names_in
+from .mask_blocks import shown
 from .op_definition import layout, require
 from .result_strides import preserved_stride
 from .spec import TensorSpec, copy_as
 
-BLOCK = 128  # queries and keys of a block
 _library = torch.library.Library("dynamotor", "FRAGMENT")
 _MASK = "Tensor[] reads, Tensor[] blocks, str mask, float scale"
 _library.define(
@@ -36,42 +35,6 @@ _library.define(
     f"{_MASK}) -> (Tensor, Tensor, Tensor)"
 )
 Tensors = Sequence[torch.Tensor]
-
-
-def shown(mask: str, reads: Tensors, sizes: Sequence[int], device: torch.device) -> torch.Tensor:
-    """The mask at all places: bool, [batch, heads, rows, length], 1 of those that it does not depend on."""
-    used = names_in(mask)
-    given: dict[str, Any] = {f"r{i}": read for i, read in enumerate(reads)}
-    for d, (name, size) in enumerate(zip(PLACES, sizes, strict=True)):
-        place = torch.arange(size if name in used else 1, dtype=torch.int32, device=device)
-        given[name] = place.view([-1 if i == d else 1 for i in range(4)])
-    found = evaluated(mask, given)
-    return found.expand(*found.shape[:2], *sizes[2:])
-
-
-def mask_blocks(
-    mask: str, sizes: Sequence[int], device: torch.device, *reads: torch.Tensor
-) -> tuple[torch.Tensor, ...]:
-    """Which blocks of a mask show something, of the tensors that the mask reads.
-
-    Gives four pairs of a count (int32, [batch or 1, heads or 1, blocks of one side]) and the numbers of that
-    many blocks of the other side, in order, before zeros: by rows those that show a part, and those that show
-    all; the same by columns.
-    """
-    shows = shown(mask, reads, sizes, device)
-    down, across = ((n + BLOCK - 1) // BLOCK for n in shows.shape[2:])
-    shows = torch.nn.functional.pad(shows, (0, across * BLOCK - sizes[3], 0, down * BLOCK - sizes[2]))
-    tiled = shows.unflatten(3, (across, BLOCK)).unflatten(2, (down, BLOCK))
-    count = tiled.sum((3, 5), dtype=torch.int32)
-    whole = count == BLOCK * BLOCK
-    part = (count > 0) & ~whole
-    found: list[torch.Tensor] = []
-    for there in (part, whole, part.mT, whole.mT):
-        number = torch.arange(there.shape[-1], dtype=torch.int32, device=device)
-        before = there.cumsum(-1, dtype=torch.int32) - 1
-        at = (before.unsqueeze(-2) == number.unsqueeze(-1)) & there.unsqueeze(-2)
-        found += [there.sum(-1, dtype=torch.int32), (at * number).sum(-1, dtype=torch.int32)]
-    return tuple(found)
 
 
 def _forward(

@@ -38,7 +38,9 @@ WORTH = 16  # replays that make up for a recording
 MOST_KEPT = (
     64 << 20
 )  # bytes of results: a recording whose inputs have moved is kept, since they may come back
-TINY = 1 << 12  # bytes of an input that is written and always copied: counters lie elsewhere in each cache
+TINY = (
+    1 << 12
+)  # bytes of an input that is written and always copied: counters have other places in each cache
 SMALL = 1 << 20  # bytes: results of the user's up to here are copied out of the recording
 MOST_COPIED = 256 << 20  # bytes of inputs that a replay may copy; a call with more runs plainly
 _use_count = compat.storage_use_count
@@ -123,8 +125,8 @@ class CudaRecorder:
 
 @contextlib.contextmanager
 def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, keep: bool) -> Iterator[None]:
-    """Record what is launched. keep: leave free memory with PyTorch's allocator, as `torch.cuda.graph` does not. Caches
-    of one generation after the other then lie in the same places, for which there is a recording.
+    """Record all launches. keep: leave free memory with PyTorch's allocator, as `torch.cuda.graph` does not.
+    The caches of one generation after the other then get the same places, for which there is a recording.
     """
     if not keep:
         with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
@@ -455,8 +457,8 @@ class GraphedCall:
             self._recordings.insert(0, recording)
 
     def _make_room(self, moved: list[_Recording]) -> None:
-        """Drop recordings whose inputs have moved: large ones, and the one that was not replayed for longest if there
-        is no room.
+        """Drop recordings whose inputs have moved: large ones, and the one that was not replayed for longest
+        if there is no room.
         """
         dropped = [recording for recording in moved if recording.nbytes > MOST_KEPT]
         if len(self._recordings) - len(dropped) == ALTERNATES:
@@ -504,8 +506,8 @@ class GraphedCall:
         return self._wasted + sum(recording.replays < WORTH for recording in self._recordings)
 
     def _at_place(self, inputs: Sequence[Any]) -> frozenset[int]:
-        """The inputs that a recording writes where the caller has them: large ones, and those that are not tiny and stayed
-        where they were from one call to the next."""
+        """The inputs that a recording writes where the caller has them: large ones, and those that are not
+        tiny and stayed where they were from one call to the next."""
         stayed = self._stayed if self._hardly_replayed() < ALTERNATES else ()
         sizes = {i: inputs[i].nbytes for i in self.mutated}
         return frozenset(i for i, n in sizes.items() if n > SMALL or n > TINY and i in stayed)

@@ -12,12 +12,12 @@ from bench import size
 
 LIMITS = {
     ".": 1_015,
-    "autograd": 4_904,
+    "autograd": 4_910,
     "base": 1_220,
     "capture": 17_058,
-    "codegen": 8_509,
+    "codegen": 8_530,
     "distributed": 2_050,
-    "graph": 6_648,
+    "graph": 6_745,
     "lower": 6_434,
     "runtime": 1_500,
     "step": 2_504,

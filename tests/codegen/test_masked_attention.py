@@ -16,7 +16,7 @@ from dynamotor import config
 from dynamotor.base.events import collect, counters
 from dynamotor.capture import siblings
 from dynamotor.codegen import masked_attention
-from dynamotor.graph.masked_attention_op import BLOCK
+from dynamotor.graph.mask_blocks import BLOCK
 from dynamotor.graph.spec import TensorSpec
 
 pytestmark = pytest.mark.skipif(not available(), reason="Triton is not there as an interpreter")
@@ -60,6 +60,25 @@ def compiled(f, given, rest=(IDS, KEEP), **options):
         out = dynamotor.compile(f, fullgraph=True, **options)(*given, *rest)
         found = torch.autograd.grad(out, given, torch.ones_like(out)) if out.requires_grad else ()
     return [out, *found], {kind: n for kind, n in counters["attention masks"].items() if n}
+
+
+@pytest.mark.parametrize("of_all", [False, True])
+def test_blocks_in_an_order_end_within_a_length_that_tiles_divide_and_blocks_do_not(of_all):
+    length = 2 * BLOCK + 64
+    ids = torch.arange(length).clamp(max=200).div(70, rounding_mode="floor").expand(2, length).contiguous()
+    ids[1, 40:] = 0  # another order of blocks in the second batch
+
+    def f(q, k, v, ids):
+        at = ids[0] if of_all else ids
+        shown = at[:, None] == at if of_all else at[:, None, :, None] == at[:, None, None, :]
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=shown)
+
+    given = [torch.randn(2, H, length, D, dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+    found, seen = compiled(f, given, (ids,))
+    assert seen == {"blocks": 1}
+    want = f(*given, ids)
+    for a, b in zip(found, [want, *torch.autograd.grad(want, given, torch.ones_like(want))], strict=True):
+        torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from dynamotor.graph import masked_attention_op
-from dynamotor.graph.masked_attention_op import BLOCK, mask_blocks, shown
+from dynamotor.graph.mask_blocks import mask_blocks, shown
 from dynamotor.graph.spec import TensorSpec
 
 SHAPES = ((2, 4, 20, 8), (2, 2, 30, 8), (2, 2, 30, 6))
@@ -62,18 +62,6 @@ def test_the_rules_foretell_the_results():
     assert masked_attention_op._masked_attention_backward_layout(None, *specs) == tuple(
         map(TensorSpec.of, found)
     )
-
-
-def test_blocks_name_what_a_mask_shows():
-    n = 3 * BLOCK + 40
-    part_counts, parts, whole_counts, wholes, *by_column = mask_blocks(
-        f"(q-k>=0)&(-q+k+{2 * BLOCK}>=0)", (1, 1, n, n), torch.device("cpu")
-    )
-    # The last rows do not fill a block, so none of theirs is whole.
-    assert part_counts.flatten().tolist() == [1, 1, 2, 3] and whole_counts.flatten().tolist() == [0, 1, 1, 0]
-    assert [parts[0, 0, row, :n].tolist() for row, n in ((2, 2), (3, 3))] == [[0, 2], [1, 2, 3]]
-    assert wholes[0, 0, 1:3, 0].tolist() == [0, 1]
-    assert by_column[0].flatten().tolist() == [2, 2, 2, 1] and by_column[2].flatten().tolist() == [1, 1, 0, 0]
 
 
 @pytest.mark.parametrize("sinks", [None, torch.randn(4)])

@@ -15,11 +15,11 @@ from dynamotor.graph.spec import write
 from dynamotor.runtime import cuda_graphs
 from dynamotor.runtime.cuda_graphs import (
     ALTERNATES,
+    MOST_KEPT,
     RECORDINGS,
     SMALL,
     TINY,
     WARM_UP,
-    WORTH,
     GraphedCall,
     GraphedSizes,
     in_graph_memory,
@@ -341,21 +341,27 @@ def test_a_large_input_that_is_written_is_written_at_its_place():
     assert counters["cudagraphs"] == {"recorded": 2, "replayed": 6}
 
 
-@pytest.mark.parametrize("most_kept", [64 << 20, 0])
-def test_recordings_of_caches_that_come_back_to_their_places_are_kept_while_they_are_small(
-    monkeypatch, most_kept
-):
-    monkeypatch.setattr(cuda_graphs, "MOST_KEPT", most_kept)
+@pytest.mark.parametrize("large", [False, True])
+def test_recordings_of_caches_that_come_back_to_their_places_are_kept_while_they_are_small(large):
+    more = MOST_KEPT // 4 + 1 if large else 1
     caches = [torch.zeros(SMALL) for _ in range(4)]
-    call = warm(graphed(lambda cache: (cache.add_(1)[:1] * 2,), mutated=[0], n_copied=1), torch.zeros(SMALL))
-    for n in range(4 * WORTH):
-        cache = caches[n // WORTH % 3]
-        count = cache[5].item()
-        assert call(cache)[0].item() == 2 * (count + 1) and cache[5].item() == count + 1
-    assert counters["cudagraphs"]["recorded"] == (3 if most_kept else 4)
-    call(caches[3])  # takes the room of the one that was last replayed longest ago
-    call(caches[0]), call(caches[2]), call(caches[3])
-    assert counters["cudagraphs"]["recorded"] == (4 if most_kept else 8)
+
+    def step(cache):
+        return cache.add_(1)[:1] * 2, cache[:1].expand(more) + 1
+
+    call = warm(graphed(step, mutated=[0], n_copied=1), torch.zeros(SMALL))
+
+    def check(cache):
+        before = cache[5].item()
+        assert call(cache)[0].item() == 2 * (before + 1) and cache[5].item() == before + 1
+
+    for cache in [*caches[:3], caches[0]]:
+        check(cache)
+    assert counters["cudagraphs"]["recorded"] == (4 if large else 3)
+    check(caches[3])  # takes the room of the one that was last replayed longest ago
+    for n in (0, 2, 3):
+        check(caches[n])
+    assert counters["cudagraphs"]["recorded"] == (8 if large else 4)
 
 
 def test_inputs_that_are_written_and_move_each_time_are_said(recwarn):

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import dynamotor
-from dynamotor.autograd import partition
 from dynamotor.autograd.extract import memory_root
 from dynamotor.base.events import collect
 from dynamotor.step import step_program
@@ -86,9 +85,9 @@ def test_what_a_batch_norm_makes_is_computed_again_from_its_statistics():
     assert texts["after"].count("aten._native_batch_norm_legit_functional.default(") == 2
 
 
-def test_weights_are_cast_once_although_their_update_reads_them(monkeypatch):
-    monkeypatch.setattr(partition, "_WORTH_A_WRITE", 1)
-    model, x, y = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)), torch.randn(4, 8), torch.randn(4, 8)
+def test_weights_are_cast_once_although_their_update_reads_them():
+    model = nn.Sequential(nn.Linear(8, 1 << 16), nn.Linear(1 << 16, 8))  # large enough to be made again
+    x, y = torch.randn(4, 8), torch.randn(4, 8)
     optimizer = torch.optim.AdamW(model.parameters())
     with dynamotor.config.patch(target="triton"), collect("pass") as passes:
         step = dynamotor.compile_step(model, nn.functional.mse_loss, optimizer)
