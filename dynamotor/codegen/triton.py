@@ -28,11 +28,11 @@ class TritonStep(LoopStep):
     """One launch. `args` are the buffers behind the function's pointers, `ints` its random streams.
 
     kernel: the one that the function was written from; None for a function of another origin (templates,
-    batches). in_parts: whether it is a product of few rows.
+    batches). in_parts: the function's draft, of a product of few rows.
     """
 
     function: TritonFunction | None = None
-    in_parts: bool = False
+    in_parts: TritonFunction | None = None
 
     def __post_init__(self) -> None:
         # Passes behind this one read the kernel for the function: another kernel would be a wrong result.

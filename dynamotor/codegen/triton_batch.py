@@ -80,10 +80,10 @@ def _item(step: Step, program: Program) -> _Item | None:
     function, kernel = step.function, step.kernel
     if function.checks or function.scratch or function.fallback and not step.in_parts:
         return None
-    if step.in_parts:
+    if step.in_parts is not None:
         if int(function.grid) > MOST_PROGRAMS:
             return None
-        draft = function
+        draft = step.in_parts
     elif kernel is None or (plan := _plan(kernel)) is None:
         return None
     else:

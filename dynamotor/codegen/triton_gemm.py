@@ -22,8 +22,9 @@ from .triton_body import Axis, Name, TileBody, TileScope
 from .triton_computed import multiply_computed
 from .triton_conv import multiply_window
 from .triton_kernel import TritonFunction
-from .triton_ops import MEMORY, POINTER, lines_of, unmarked
+from .triton_ops import MEMORY, POINTER, lines_of, mark, unmarked
 from .triton_product import Operand, Product, masked
+from .triton_sizes import settle
 from .triton_tma import DESCRIPTOR, Plane, planes, qualifies, stored_plane
 
 MULTIPROCESSORS = 132  # of an H100 or H200: programs of a persistent kernel
@@ -133,7 +134,8 @@ class ProductEmitter:
         else:
             lines = [f"    {line}" for line in head] + list(self._tile("pid", 1))
         arguments = [*self.pointers.values(), *(f"s{n}" for n in range(len(p.numbers)))]
-        text = unmarked("\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *lines]) + "\n")
+        text = "\n".join([f"@triton.jit\ndef {name}({', '.join(arguments)}):", *lines]) + "\n"
+        text = text if p.in_parts else unmarked(text)
         signature = (*(POINTER[dtype] for dtype in p.buffers().values()), *("i64" for _ in p.numbers))
         scratch = DESCRIPTOR * text.count("make_tensor_descriptor(")
         return TritonFunction(name, text, signature, programs, t.warps, False, t.stages, scratch, fallback)
@@ -161,8 +163,9 @@ class ProductEmitter:
         """Which tile it is: neighbours in number share columns of b, so that they meet in the cache."""
         per = self.tiles_m * self.tiles_n
         if self.batch > 1:
-            yield f"z = {number} // {per}" if not self.wide else f"z = tl.cast({number} // {per}, tl.int64)"
-            yield f"tile = {number} % {per}"
+            z = f"{number} // {mark(per)}"
+            yield f"z = {z}" if not self.wide else f"z = tl.cast({z}, tl.int64)"
+            yield f"tile = {number} % {mark(per)}"
         else:
             yield f"tile = {number}"
         if self.tiles_m == 1 or self.tiles_n == 1:
@@ -283,6 +286,8 @@ def _indices(product: Product) -> Iterator[Index]:
 
 def emit_product(product: Product, tiling: Tiling) -> TritonFunction:
     """The function of a product under a tiling, under a name that hashes its text."""
+    if product.in_parts:
+        return settle(draft_in_parts(product, tiling))
     tiling = tiling.suited(product)
     emitter = ProductEmitter(product, tiling)
     draft = emitter.function("kernel")
@@ -291,3 +296,11 @@ def emit_product(product: Product, tiling: Tiling) -> TritonFunction:
     ).hexdigest()[:12]
     other = tiling.unaligned()
     return emitter.function(f"g{digest}", emit_product(product, other) if other != tiling else None)
+
+
+def draft_in_parts(product: Product, tiling: Tiling) -> TritonFunction:
+    """The function of a product of few rows with its numbers between marks, for launches with others."""
+    tiling = tiling.suited(product)
+    other = tiling.unaligned()
+    fallback = draft_in_parts(product, other) if other != tiling else None
+    return ProductEmitter(product, tiling).function("gparts", fallback)

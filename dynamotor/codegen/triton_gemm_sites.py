@@ -31,8 +31,9 @@ from .triton import TritonStep
 from .triton_computed import computed
 from .triton_conv import convolution
 from .triton_few_rows import few_rows
-from .triton_gemm import Tiling, emit_product
+from .triton_gemm import Tiling, draft_in_parts, emit_product
 from .triton_product import Operand, Product, over_tile
+from .triton_sizes import settle
 
 _FLOATS = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 _SCRATCH_SLACK = 64  # bytes: buffers are multiples of 64, and a launch rounds this one's start up to 128
@@ -300,7 +301,8 @@ def _padded_from(store: Store, product: Product, operand: Operand) -> Expr | Non
 def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     """The one launch that does the work of a site's steps."""
     product = site.product
-    function = emit_product(product, tiling)
+    draft = draft_in_parts(product, tiling) if product.in_parts else None
+    function = emit_product(product, tiling) if draft is None else settle(draft)
     old = program.steps[site.consumer] if site.consumer is not None else None
     names = tuple(product.buffers())
     scratch = (f"scratch_{product.out.buffer}",) if function.scratch else ()
@@ -324,7 +326,7 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
         product.numbers,
         note,
         function=function,
-        in_parts=product.in_parts,
+        in_parts=draft,
     )
 
 

@@ -23,7 +23,10 @@ NUMBERS = re.compile("⟦([^⟧]*)⟧")
 
 def settle(draft: TritonFunction) -> TritonFunction:
     """The function of a draft of fixed sizes."""
-    return _named(draft, draft.source, ())
+    fallback = draft.fallback
+    if fallback is not None and NUMBERS.search(fallback.source):
+        fallback = settle(fallback)
+    return _named(replace(draft, fallback=fallback), draft.source, ())
 
 
 def with_arguments(draft: TritonFunction, kind: str) -> tuple[TritonFunction, tuple[str, ...]]:
