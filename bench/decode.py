@@ -28,7 +28,7 @@ from bench.decode_weights import SCHEMES, quantise
 from bench.llm_rows import SMALL, model_of
 from bench.measure import quartiles
 from bench.tool import write_json
-from bench.ways import compiler_of, finish, in_process, timed
+from bench.ways import compiler_of, in_process, print_kernels, timed
 from dynamotor.tools.tables import render
 
 WAYS = {
@@ -340,27 +340,10 @@ def _cache(args: argparse.Namespace, batch: int, way: str) -> dict[str, Any]:
 
 def _profile(call: Callable[[], object], tokens: int, device: str) -> None:
     """Print a call's kernels, and the functions that take the host's time, by token."""
-    import collections
     import cProfile
     import pstats
 
-    from torch.profiler import ProfilerActivity, profile
-
-    on_gpu = device == "cuda"
-    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
-        call()
-        finish(device)
-    spent: collections.Counter[str] = collections.Counter()
-    count: collections.Counter[str] = collections.Counter()
-    for event in seen.events():
-        if on_gpu and event.device_type != torch.autograd.DeviceType.CUDA:
-            continue
-        microseconds = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
-        spent[event.name[:80]] += microseconds / tokens
-        count[event.name[:80]] += 1
-    print(f"kernels: {sum(spent.values()):.0f} us a token, {sum(count.values()) / tokens:.0f} launches")
-    for name, us in spent.most_common(24):
-        print(f"  {us:9.1f} us x{count[name] / tokens:.1f} {name}")
+    print_kernels(call, device, tokens)
     host = cProfile.Profile()
     host.runcall(call)
     pstats.Stats(host).sort_stats("tottime").print_stats(16)

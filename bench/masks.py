@@ -31,7 +31,7 @@ import bench.verification  # noqa: F401  (registers the interpreter)
 from bench.measure import quartiles
 from bench.tool import write_json
 from bench.turns import geometric_mean, turns
-from bench.ways import finish
+from bench.ways import finish, print_kernels
 from dynamotor.base.config import config
 from dynamotor.base.events import counters
 from dynamotor.tools.tables import render
@@ -193,6 +193,9 @@ def measure(kind: str, args: argparse.Namespace, length: int, width: int) -> lis
     for call in itertools.chain(*(of.values() for of in by_phase.values())):
         call()  # compiles
     finish(args.device)
+    for (phase, of), who in itertools.product(by_phase.items(), calls if args.profile else ()):
+        print(f"{kind} {length} {width} {phase} {who}")
+        print_kernels(of[who], args.device, LAYERS)
     with _alone(bool(args.part)):
         return [head | _timed(of, phase, args) for phase, of in by_phase.items()]
 
@@ -311,6 +314,9 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=0, help="processes that compile side by side")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="a few heads of 300 positions")
+    parser.add_argument(
+        "--profile", action="store_true", help="print each way's kernels, by layer (no --jobs)"
+    )
     parser.add_argument("--json", help="file for the figures")
     parser.add_argument("--part", default="", help=argparse.SUPPRESS)
     args = parser.parse_args(argv)

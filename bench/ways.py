@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -58,3 +59,24 @@ def in_process(arguments: Sequence[str], timeout: float, echo: bool = False) -> 
     if done.returncode or not lines:
         return {"error": (done.stderr.strip().splitlines() or ["no answer"])[-1][:400]}
     return json.loads(lines[-1])
+
+
+def print_kernels(call: Callable[[], object], device: str, parts: int = 1, most: int = 24) -> None:
+    """Print the kernels of a call (ops on a CPU) that take longest, in microseconds for each of its parts."""
+    from torch.profiler import ProfilerActivity, profile
+
+    on_gpu = device == "cuda"
+    with profile(activities=[ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU]) as seen:
+        call()
+        finish(device)
+    spent: Counter[str] = Counter()
+    count: Counter[str] = Counter()
+    for event in seen.events() or ():
+        if on_gpu and event.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        microseconds = event.time_range.elapsed_us() if on_gpu else event.self_cpu_time_total
+        spent[event.name[:80]] += microseconds / parts
+        count[event.name[:80]] += 1
+    print(f"kernels: {sum(spent.values()):.0f} us a part, {sum(count.values()) / parts:.0f} launches")
+    for name, us in spent.most_common(most):
+        print(f"  {us:9.1f} us x{count[name] / parts:.1f} {name}", flush=True)
