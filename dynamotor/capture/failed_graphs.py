@@ -37,11 +37,16 @@ def acts_outside(node: fx.Node) -> bool:
     return custom and not str(node.target).startswith("aten.")
 
 
+def sends(node: fx.Node) -> bool:
+    """Whether a node gathers parameters from other ranks, which must not be asked twice."""
+    return getattr(node.target, "communicates", False)
+
+
 class _Steps(fx.Interpreter):
     at: UserLine | None = None
 
     def run_node(self, node: fx.Node) -> Any:
-        if acts_outside(node):
+        if acts_outside(node) or sends(node):
             self.at = None
             raise NotImplementedError(f"{node} is not for copies")
         self.at = node.meta.get("where")

@@ -385,7 +385,9 @@ class Compiler(siblings.Sibling):
         if hooked or isinstance(error, DynamotorError | MemoryError | torch.OutOfMemoryError):
             self.unwind(args)
             raise error
-        if error.__dict__.pop(JOINED, False) or entry.info.data.undone is None:
+        gm = entry.info.data.gm
+        once = entry.info.data.undone is None or any(map(failed_graphs.sends, gm.graph.nodes))
+        if error.__dict__.pop(JOINED, False) or once:
             data, tensors = entry.info.data, entry.program.check(args)
             error = failed_graphs.as_eager_raises(data.gm, tensors, error, data.draws)
             self.unwind(args)

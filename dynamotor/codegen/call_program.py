@@ -32,11 +32,11 @@ from ..base import cache, compat
 from ..base.config import config
 from ..base.errors import BackendError, BuildError, UserLine
 from ..base.events import counters, emit, log, new_number
-from ..graph.op_facts import is_custom
+from ..graph.op_facts import is_collective, is_custom
 from ..graph.plain_data import plain
 from ..graph.sizes import FUNCTIONS, Dim, Size, equal, hint, is_symbolic, numbers
 from ..graph.spec import CPU, GraphInfo, TensorSpec, copy_as, is_lazy
-from ..lower.extern import may_alias
+from ..lower.extern import Awaited, may_alias
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import cpp_build, memory
 from . import attend_cpp, checked, cpp, cpp_family, externs, product_cpp
@@ -133,10 +133,15 @@ class Expected:
             n == 1 or a == b for n, a, b in zip(spec.shape, found.stride, spec.stride, strict=True)
         ):
             return _view(value, spec.shape, spec.stride, 0)
-        if self.planned:
+        if self.planned or self._is_on_its_way():
             raise self._error(str(found))
         counters["restrided"][str(self.target)] += 1
         return copy_as(value, numbers(spec.stride))
+
+    def _is_on_its_way(self) -> bool:
+        """Whether it is the result of a collective's start: the wait finds the collective by its memory."""
+        target = self.target
+        return not isinstance(target, Awaited) and is_collective(getattr(target, "target", target))
 
     def sized(self, shape: tuple[Any, ...], stride: tuple[Any, ...]) -> Any:
         """The check of a result of these sizes."""
@@ -845,35 +850,36 @@ class CallProgram(_C.Program):
                     self._nbytes.clear()
                 known_bytes = self._nbytes[sizes] = memory.roomy(self._laid_out(sizes)[0])
             nbytes = known_bytes
+        # A program that raises does not give its block back: a collective that it has started may read it.
         block = self._arena.acquire(nbytes)
-        try:
-            known = self._instances.get(block)
-            if known is None:
-                known = self._instances[block] = {}
-            instance = known.get(sizes)
-            if instance is None:
-                instance = self._instance(block, sizes)
-                if len(known) >= max(KEPT_SIZES, KEPT_NAMES // len(instance.scope)):
-                    known.pop(next(iter(known)))
-                known[sizes] = instance
-            if self._static:
-                pointers = _C.data_ptrs([inputs[i] for i in self._static])
-                if pointers != instance.pointers:
-                    self._rebind(instance, inputs)
-                    instance.pointers = pointers
-            call: Callable[..., tuple[Any, ...]] = (
-                instance.call if not _profiler_is_on() else self._labelled(instance.scope)
-            )
-            if self.listing.takes:
-                call = functools.partial(call, inputs if type(inputs) is list else list(inputs))
-                inputs = ()
-            if not self._calls_torch:
-                return call(*inputs)
+        known = self._instances.get(block)
+        if known is None:
+            known = self._instances[block] = {}
+        instance = known.get(sizes)
+        if instance is None:
+            instance = self._instance(block, sizes)
+            if len(known) >= max(KEPT_SIZES, KEPT_NAMES // len(instance.scope)):
+                known.pop(next(iter(known)))
+            known[sizes] = instance
+        if self._static:
+            pointers = _C.data_ptrs([inputs[i] for i in self._static])
+            if pointers != instance.pointers:
+                self._rebind(instance, inputs)
+                instance.pointers = pointers
+        call: Callable[..., tuple[Any, ...]] = (
+            instance.call if not _profiler_is_on() else self._labelled(instance.scope)
+        )
+        if self.listing.takes:
+            call = functools.partial(call, inputs if type(inputs) is list else list(inputs))
+            inputs = ()
+        if self._calls_torch:
             with _below_autograd():
-                return call(*inputs)
-        finally:
-            if self._reuses_memory:
-                self._arena.release(block)
+                results = call(*inputs)
+        else:
+            results = call(*inputs)
+        if self._reuses_memory:
+            self._arena.release(block)
+        return results
 
 
 @functools.cache

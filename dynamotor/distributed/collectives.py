@@ -26,8 +26,10 @@ from ..capture.breaks import unsupported_if
 from ..capture.guards import IdIs
 from ..capture.values.base import MISSING, CallRule, Trace, Value, builtin_rule, call_finder, calls_python
 from ..capture.values.constant import Constant
+from ..graph.op_definition import layout
 from ..graph.op_facts import is_collective
 from ..graph.sizes import contiguous_stride, equal
+from ..graph.spec import TensorSpec
 from ..lower.lowering import LoopBuilder, lowerings
 from ..lower.value import LoopValue
 
@@ -158,7 +160,8 @@ class OwnInput:
 
 class HeldInput(OwnInput):
     """Calls a collective on its input, which the program made and does not write again: its memory stays
-    until the result was waited for (`lower.extern.may_alias`).
+    until the result was waited for (`lower.extern.may_alias`), and is lent to no other program if this one
+    raises before that (`codegen.call_program`).
     """
 
     def __call__(self, x: torch.Tensor, *args: Any) -> Any:
@@ -185,6 +188,16 @@ for _target in (_start_all_gather, _start_reduce_scatter, _start_all_to_all, _st
     lowerings.add(_target, functools.partial(_lower_start, _target))
 for _target in (_start_all_reduce, _wait):  # the first copies its input itself
     lowerings.add(_target, functools.partial(_lower, _target))
+# A message from one rank to another: a copy of the tensor that it reads or fills. Other collectives are
+# waited for at once (`lower.extern.Awaited`).
+for _target in filter(None, (getattr(_ops, name, None) for name in ("isend", "irecv"))):
+    lowerings.add(_target.default, functools.partial(_lower, OwnInput(_target.default)))
+
+
+@layout(_start_broadcast)
+def _row_major(x: TensorSpec, *args: Any) -> TensorSpec:
+    """A broadcast's result, whatever the strides of its input (PyTorch's meta kernel keeps these)."""
+    return TensorSpec.dense(x.shape, x.dtype, x.device)
 
 
 def _is_functional(target: Any) -> bool:

@@ -213,9 +213,9 @@ class ShardGroup:
         return flat, work
 
     def _gather_beside(self) -> tuple[torch.Tensor, Any, list[torch.Tensor]]:
-        """On the stream for gathers, which waits for what has written the shards; the copies out of the
-        message too. Only they wait until the memory that they write is free, which is of the stream that
-        reads it.
+        """Gather on the stream for gathers, behind the writes of the shards, and copy the parameters out of
+        the message there too. The copies write memory of the current stream, and wait until it is free; the
+        gather does not.
         """
         stream, before = self.parameters.comm_ctx.all_gather_stream, torch.cuda.current_stream()
         whole, free = self._memory_of_whole(), before.record_event()

@@ -86,6 +86,8 @@ def _reduce_shape(grads: Any, anchor: TensorSpec, group: int, which: Any, late: 
 class Gather:
     """A node's target: starts to gather a group's parameters; the result is awaited."""
 
+    communicates = True
+
     def __init__(self, group: ShardGroup) -> None:
         self.number = group.number
         self.__name__ = self.__qualname__ = "gather"
@@ -101,6 +103,8 @@ class Unshard:
     """A node's target: the whole parameters of a group, differentiable through its anchor. late: their
     gradients are reduced when the backward ends, since no input of the module asks for one.
     """
+
+    communicates = True
 
     def __init__(self, group: ShardGroup, late: bool = False) -> None:
         self.number, self.late = group.number, late

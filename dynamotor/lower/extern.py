@@ -19,6 +19,7 @@ from ..graph import (  # noqa: F401  (they define torch.ops.dynamotor)
     masked_attention_op,
     prims,
 )
+from ..graph.op_facts import is_collective
 from ..graph.plain_data import plain
 from ..graph.spec import aten, copy_as
 
@@ -152,6 +153,37 @@ class OwnStorage:
         return f"OwnStorage({self.target})"
 
 
+@plain
+@dataclass(frozen=True, repr=False)
+class Awaited:
+    """Calls a collective and waits for it: until then it reads and writes memory of the program."""
+
+    target: Any
+
+    @property
+    def __name__(self) -> str:
+        return f"awaited_{getattr(self.target, '__name__', 'op')}"
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        results = self.target(*args, **kwargs)
+        for result in results if isinstance(results, (tuple, list)) else (results,):
+            torch.ops._c10d_functional.wait_tensor.default(result)
+        return results
+
+    def __repr__(self) -> str:
+        return f"Awaited({self.target})"
+
+
+# An all-reduce starts with a copy of its input.
+_MAY_BE_ON_ITS_WAY = ("all_reduce", "wait_tensor")
+
+
+def awaited(target: Any) -> Any:
+    """The callable to run for a call: a collective without a lowering of its own is waited for at once."""
+    known = not is_collective(target) or target.namespace != "_c10d_functional"
+    return target if known or target.overloadpacket.__name__ in _MAY_BE_ON_ITS_WAY else Awaited(target)
+
+
 # Results have their first operand's place in a copy of its whole storage (`clone_preserve_strides`), which
 # may be the memory of the whole program.
 _COPY_STORAGE = frozenset(
@@ -165,6 +197,8 @@ def aten_call_target(target: Any) -> Any:
     """
     if target in _COPY_STORAGE:
         return OwnStorage(target)
+    if is_collective(target):
+        return awaited(target)
     schema = getattr(target, "_schema", None)
     if schema is not None and any(r.alias_info is not None for r in schema.returns):
         return Materialized(target)
@@ -180,7 +214,7 @@ def may_alias(target: Any) -> bool:
     op).
     """
     if not isinstance(target, compat.OpOverload):
-        return not isinstance(target, Materialized | OwnStorage)
+        return not isinstance(target, Materialized | OwnStorage | Awaited)
     if target in _ALIASING_UNDECLARED or any(r.alias_info is not None for r in target._schema.returns):
         return True
     return bool(compat.has_kernel(target.name(), "CompositeImplicitAutograd"))

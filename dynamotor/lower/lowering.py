@@ -22,6 +22,7 @@ from ..base.events import fall_back
 from ..base.registry import Registry
 from ..graph.custom_writes import written_by
 from ..graph.nodes import overload
+from ..graph.op_facts import is_collective
 from ..graph.result_strides import preserved_stride
 from ..graph.sizes import Dim, Size, equal, hint, leaves_in
 from ..graph.spec import TensorSpec, aten, contiguous_stride, numel
@@ -285,6 +286,7 @@ class LoopBuilder(Realizer):
             overload(node).overloadpacket.__name__ in VIEW_OPS
             or node.target in BY_DESIGN
             or node.target in MOVES
+            or is_collective(node.target)
         )
         if not any_dtype and any(dtype not in COMPUTE_TYPE for dtype in _dtypes(node, args)):
             return self.fallback(node, args, kwargs, "a dtype that loop kernels do not have")

@@ -10,7 +10,7 @@ from torch import fx
 
 from ..base import compat
 from ..graph.nodes import operand, overload
-from ..graph.op_facts import facts
+from ..graph.op_facts import facts, meets_ranks
 from ..graph.spec import GraphInfo, aten
 
 
@@ -48,7 +48,8 @@ def output_node(graph: fx.Graph) -> fx.Node:
 
 def static_nodes(graph: fx.Graph, info: GraphInfo) -> set[fx.Node]:
     """Nodes whose value depends on static inputs (that the graph does not write) and constants only, with
-    these inputs. The memory of results is the caller's, new at each call: it is none of theirs.
+    these inputs. The memory of results is the caller's, new at each call: it is none of theirs. So are
+    messages of other ranks.
     """
     inputs = placeholders(graph)
     static = {node for i, node in enumerate(inputs) if i in info.static_inputs and not _is_written(node)}
@@ -61,7 +62,8 @@ def static_nodes(graph: fx.Graph, info: GraphInfo) -> set[fx.Node]:
             and node not in outputs
             and all(n in static for n in node.all_input_nodes)
         ):
-            if not isinstance(node.target, compat.OpOverload) or not _has_effects(node):
+            called = isinstance(node.target, compat.OpOverload)
+            if not called or not _has_effects(node) and not meets_ranks(node.target):
                 static.add(node)
     return static
 

@@ -13,6 +13,7 @@ from ..base.compat import OpOverload
 from ..graph.custom_writes import new_results, split_arguments
 from ..graph.spec import TensorSpec
 from .claim import IN_PLACE, claim
+from .extern import awaited
 from .ir import ExternNode
 from .program import BufRef, ExternStep, refs
 from .realize import Realizer, same_layout
@@ -27,7 +28,7 @@ class NewResults:
         self.__name__ = target._schema.name.partition("::")[2]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        new = new_results(self.target, self.target(*args, **kwargs))
+        new = new_results(self.target, awaited(self.target)(*args, **kwargs))
         return new[0] if len(new) == 1 else tuple(new)
 
     def __repr__(self) -> str:
@@ -57,7 +58,7 @@ def write_in_place(
     new = [_result(ctx, spec) for spec in specs[: len(specs) - len(contents)]]
     names = tuple(value.ref.name for value in new if value.ref is not None)
     mutates = tuple(dict.fromkeys(value.ref.name for value in contents if value.ref is not None))
-    target = func if len(new) == len(func._schema.returns) else NewResults(func)
+    target = awaited(func) if len(new) == len(func._schema.returns) else NewResults(func)
     call_args, kwargs = split_arguments(func, given)
     step = ExternStep(target, call_args, kwargs, names, None, mutates, True, (), node.meta.get("where"))
     ctx.add(ExternNode(step, frozenset(ref.name for ref in refs((call_args, kwargs))), names, mutates))

@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup as ShardParameters
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -528,6 +529,26 @@ def failed_backward(rank: int) -> float:
         plain(want)
         plain(got)
     return max(float((a - b).abs().max()) for a, b in zip(got.found, want.found, strict=True))
+
+
+def failed_forward(rank: int) -> tuple[int, float]:
+    """How often hooks gather when a compiled forward raises, and how far steps after it are from eager."""
+    dynamotor.reset()
+    want, got = Run("plain", meshes(""), "eager"), Run("plain", meshes(""), "whole")
+    for run in (want, got):
+        plain(run)
+    gathered, gather = [], ShardParameters.unshard
+
+    def counted(group: Any, *args: Any) -> Any:
+        gathered.append(group)
+        return gather(group, *args)
+
+    with patch.object(ShardParameters, "unshard", counted), contextlib.suppress(IndexError):
+        got.call(torch.full((3, 4), 11))
+    for run in (want, got):
+        plain(run)
+    worst = max(float((a - b).abs().max()) for a, b in zip(got.found, want.found, strict=True))
+    return len(gathered), worst
 
 
 def dies(rank: int, where: str) -> str:

@@ -12,6 +12,7 @@ from fsdp_programs import (
     compare_as_on_a_gpu,
     dies,
     failed_backward,
+    failed_forward,
     modes_of_ranks,
     refusals,
     saved_weights,
@@ -87,6 +88,11 @@ def test_ranks_may_run_hooks_and_compiled_code_side_by_side(pair: Pair) -> None:
 def test_a_backward_that_raised_leaves_nothing_behind(pair: Pair) -> None:
     for worst in pair.run(failed_backward):
         assert worst <= 1e-11
+
+
+def test_a_forward_that_raised_sends_nothing_again(pair: Pair) -> None:
+    for gathered_again, worst in pair.run(failed_forward):
+        assert gathered_again == 0 and worst <= 1e-11
 
 
 @pytest.mark.slow
