@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, _random, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import dynamotor
@@ -53,6 +57,51 @@ def compared(rank: int, name: str) -> dict[str, Any]:
         torch.autograd.backward([local(result).sum() for result in results])
         found.append([*results, x.grad, *([] if w.grad is None else [w.grad])])
     return report(found, before)
+
+
+class OffsetDraws:
+    """Stands in for the tracker that DTensors have on GPUs: each shard has numbers of its own, replicas have the same."""
+
+    distribute_region_enabled = True
+
+    @contextlib.contextmanager
+    def _distribute_region(self, spec: Any, generator: Any = None) -> Iterator[None]:
+        before = torch.get_rng_state()
+        torch.manual_seed(7 + (0 if spec.is_replicated() else spec.mesh.get_local_rank()))
+        yield
+        torch.set_rng_state(before)
+
+
+RANDOM: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda x: F.dropout(x.sin(), 0.5) * 2,
+    "numbers of a shape": lambda x: torch.rand_like(x) + x,
+    "in place": lambda x: torch.empty_like(x).uniform_() + x,
+}
+
+
+def drawn(rank: int, name: str, tracked: bool) -> list[bool]:
+    """Whether a compiled program draws as eager does where PyTorch tracks draws of DTensors (with equal ones of replicas,
+    though ranks have seeds of their own), else whether replicas agree if and only if seeds do.
+    """
+    mesh, program, found = init_device_mesh("cpu", (2,)), RANDOM[name], []
+    with patch.object(_random, "_rng_tracker", OffsetDraws() if tracked else None):
+        for placement in (Replicate(), Shard(0)):
+            dynamotor.reset()
+            x = distribute_tensor(torch.ones(8, 6), mesh, [placement])
+            compiled = dynamotor.compile(program)
+            for seed in (5, 5 + rank):
+                torch.manual_seed(seed)
+                ours = [compiled(x).to_local() for _ in range(2)]
+                torch.manual_seed(seed)
+                eager = [program(x).to_local() for _ in range(2)]
+                both = [torch.empty_like(ours[0]) for _ in range(2)]
+                dist.all_gather(both, ours[0])
+                agree = torch.equal(*both)
+                if tracked:
+                    found += [all(map(torch.equal, ours, eager)), agree is isinstance(placement, Replicate)]
+                else:
+                    found += [agree is (seed == 5) if rank else True, not torch.equal(*ours)]
+    return found
 
 
 def trained(rank: int, steps: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import sys
 import types
 from collections.abc import Callable, Generator, Hashable, Sequence
 from typing import Any
@@ -833,6 +834,13 @@ def _declared_written(target: Any, args: list[Any], kwargs: dict[str, Any]) -> l
     ]
 
 
+def _draws_by_place(value: Any) -> bool:
+    """Whether PyTorch tracks random numbers of a tensor by the place of its shard: of a DTensor on a GPU."""
+    mesh = getattr(value, "device_mesh", None)
+    tracker = getattr(sys.modules.get("torch.distributed.tensor._random"), "_rng_tracker", None)
+    return mesh is not None and (mesh.device_type != "cpu" or tracker is not None)
+
+
 def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Run a torch function on ShapeTensors. What cannot be run there breaks the graph."""
     try:
@@ -840,6 +848,11 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
             result = run(*args, **kwargs)
         if mode.reads_settings:
             trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
+        unsupported_if(
+            mode.draws and any(map(_draws_by_place, (*args, *kwargs.values(), result))),
+            "random",
+            "PyTorch gives each shard of a DTensor random numbers of its own, and replicas the same",
+        )
         trace.calls.draws = trace.calls.draws or mode.draws
         trace.calls.may_raise = trace.calls.may_raise or mode.asserts or mode.may_raise
         if mode.asserts:
