@@ -850,36 +850,38 @@ class CallProgram(_C.Program):
                     self._nbytes.clear()
                 known_bytes = self._nbytes[sizes] = memory.roomy(self._laid_out(sizes)[0])
             nbytes = known_bytes
-        # A program that raises does not give its block back: a collective that it has started may read it.
-        block = self._arena.acquire(nbytes)
-        known = self._instances.get(block)
-        if known is None:
-            known = self._instances[block] = {}
-        instance = known.get(sizes)
-        if instance is None:
-            instance = self._instance(block, sizes)
-            if len(known) >= max(KEPT_SIZES, KEPT_NAMES // len(instance.scope)):
-                known.pop(next(iter(known)))
-            known[sizes] = instance
-        if self._static:
-            pointers = _C.data_ptrs([inputs[i] for i in self._static])
-            if pointers != instance.pointers:
-                self._rebind(instance, inputs)
-                instance.pointers = pointers
-        call: Callable[..., tuple[Any, ...]] = (
-            instance.call if not _profiler_is_on() else self._labelled(instance.scope)
-        )
-        if self.listing.takes:
-            call = functools.partial(call, inputs if type(inputs) is list else list(inputs))
-            inputs = ()
-        if self._calls_torch:
+        block, gives_back = self._arena.acquire(nbytes), True
+        try:
+            known = self._instances.get(block)
+            if known is None:
+                known = self._instances[block] = {}
+            instance = known.get(sizes)
+            if instance is None:
+                instance = self._instance(block, sizes)
+                if len(known) >= max(KEPT_SIZES, KEPT_NAMES // len(instance.scope)):
+                    known.pop(next(iter(known)))
+                known[sizes] = instance
+            if self._static:
+                pointers = _C.data_ptrs([inputs[i] for i in self._static])
+                if pointers != instance.pointers:
+                    self._rebind(instance, inputs)
+                    instance.pointers = pointers
+            call: Callable[..., tuple[Any, ...]] = (
+                instance.call if not _profiler_is_on() else self._labelled(instance.scope)
+            )
+            if self.listing.takes:
+                call = functools.partial(call, inputs if type(inputs) is list else list(inputs))
+                inputs = ()
+            if not self._calls_torch:
+                return call(*inputs)
             with _below_autograd():
-                results = call(*inputs)
-        else:
-            results = call(*inputs)
-        if self._reuses_memory:
-            self._arena.release(block)
-        return results
+                return call(*inputs)
+        except BaseException:
+            gives_back = not any(getattr(value, "holds_memory", False) for value in self._constants.values())
+            raise
+        finally:
+            if self._reuses_memory and gives_back:
+                self._arena.release(block)
 
 
 @functools.cache

@@ -164,6 +164,8 @@ class HeldInput(OwnInput):
     raises before that (`codegen.call_program`).
     """
 
+    holds_memory = True
+
     def __call__(self, x: torch.Tensor, *args: Any) -> Any:
         return self.target(x, *args)
 
