@@ -38,8 +38,24 @@ class Kernel:
 
 class Program:
     def call_by(
-        self, function: Callable[..., Any], interferes: Callable[[], bool], excluded: int, /
+        self, function: Callable[..., Any], interferes: Callable[[], bool] | None, excluded: int, /
     ) -> bool: ...
+    def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
+
+reads_profiler: bool
+
+class OneCall:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        inputs: tuple[int, ...],
+        names: tuple[str, ...],
+        checks: tuple[Callable[[Any], Any], ...],
+        places: tuple[int, ...],
+        n_inputs: int,
+        /,
+    ) -> None: ...
     def __call__(self, *inputs: Any) -> tuple[Any, ...]: ...
 
 class _Lender:

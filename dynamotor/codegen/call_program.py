@@ -40,6 +40,7 @@ from ..lower.extern import Awaited, may_alias
 from ..lower.program import Buffer, BufRef, ExternStep, LoopStep, Program, refs, touches, writes_of
 from ..runtime import cpp_build, memory
 from . import attend_cpp, checked, cpp, cpp_family, externs, product_cpp
+from .one_call import one_call
 
 _view: Callable[..., torch.Tensor] = compat.reinterpret_tensor
 KEPT_SIZES = 8  # values of the symbols for which a program keeps the views of its memory, at least
@@ -775,7 +776,9 @@ class CallProgram(_C.Program):
             if self.listing.takes:
                 self._direct = function
             else:
-                self.call_by(function, _profiler_is_on, _keys_below_autograd() if self._calls_torch else 0)
+                direct = one_call(self.source, shared) or function
+                keys = _keys_below_autograd() if self._calls_torch else 0
+                self.call_by(direct, None if _C.reads_profiler else _profiler_is_on, keys)
         self._globals = shared
 
     def _is_shared(self) -> bool:

@@ -48,6 +48,7 @@ FAST: dict[Any, Callable[..., Any]] = {
     aten.mm.default: torch.mm,
     aten.addmm.default: torch.addmm,
     aten.bmm.default: torch.bmm,
+    aten.sort.default: torch.sort,
     torch.ops.dynamotor.attend.out: attend_gpu.attend,
     torch.ops.dynamotor.masked_attention.default: masked_attention.forward,
     torch.ops.dynamotor.masked_attention_backward.default: masked_attention.backward,

@@ -110,6 +110,13 @@ int ambient_capture(Ambient *ambient, PyObject *state) {
     return 0;
 }
 
+/* Whether autocast is on is said by the excluded keys; the types where it is on are numbers of their own. */
+static bool autocasts_alike(const Ambient *then) {
+    for (int i = 0; i < N_AUTOCAST; i++)
+        if (then->autocast_dtype[i] >= 0 && torch_state.autocast_dtype(AUTOCAST_DEVICES[i]) != then->autocast_dtype[i]) return false;
+    return true;
+}
+
 bool ambient_matches(Ambient *then) {
     if (UNLIKELY(!then->fast)) {
         int equal = state_is(then->state);
@@ -117,14 +124,13 @@ bool ambient_matches(Ambient *then) {
         if (equal == 1) take_fast_copy(then);
         return equal == 1;
     }
-    Ambient now;
-    read_state(&now);
-    return now.include_keys == then->include_keys && now.exclude_keys == then->exclude_keys &&
-           now.grad_mode == then->grad_mode && now.inference_mode == then->inference_mode &&
-           memcmp(now.autocast_dtype, then->autocast_dtype, sizeof(now.autocast_dtype)) == 0 &&
-           now.autocast_cache == then->autocast_cache && now.default_dtype == then->default_dtype &&
-           now.function_modes == then->function_modes && now.function_enabled == then->function_enabled &&
-           now.dispatch_modes == then->dispatch_modes && now.deterministic == then->deterministic;
+    const uint64_t *sets = dispatch_key_sets();
+    return sets[0] == then->include_keys && sets[1] == then->exclude_keys && torch_state.grad_mode() == then->grad_mode &&
+           torch_state.inference_mode() == then->inference_mode && autocasts_alike(then) &&
+           torch_state.autocast_cache() == then->autocast_cache && torch_state.default_dtype() == then->default_dtype &&
+           torch_state.function_modes() == then->function_modes && torch_state.function_enabled() == then->function_enabled &&
+           torch_state.dispatch_modes() == then->dispatch_modes &&
+           torch_state.deterministic(torch_state.global_context()) == then->deterministic;
 }
 
 int ambient_init(PyObject *module, PyObject *torch) {

@@ -187,7 +187,8 @@ static PyMethodDef first_result_method = {"first_result", (PyCFunction)(void (*)
 static PyObject *finish_call(Entry *entry, PyObject *outs, PyObject *const *args, Py_ssize_t n) {
     if (entry->finish == NULL) return outs;
     if (entry->finish == first_result) {
-        PyObject *first = PySequence_GetItem(outs, 0);
+        bool plain = PyTuple_CheckExact(outs) && PyTuple_GET_SIZE(outs) > 0;
+        PyObject *first = plain ? Py_NewRef(PyTuple_GET_ITEM(outs, 0)) : PySequence_GetItem(outs, 0);
         Py_DECREF(outs);
         return first;
     }

@@ -2,6 +2,7 @@
  *   tensor.c      reading tensors without torch's headers
  *   launch.c      calling generated C functions on tensors
  *   run.c         calling a compiled graph
+ *   one_call.c    a graph that is one call of PyTorch
  *   lend.c        memory for results that a pool keeps
  *   gpu_launch.c  launching generated GPU functions on tensors
  *   expect.c      whether a result is laid out as the program was compiled for
@@ -85,6 +86,9 @@ int gpu_launch_init(PyObject *module);
 
 /* ---- expect.c ---- */
 int expect_init(PyObject *module);
+
+/* ---- one_call.c ---- */
+int one_call_init(PyObject *module);
 
 /* ---- ambient.c ---- */
 enum { N_AUTOCAST = 3 }; /* devices whose autocast state a guard compares */

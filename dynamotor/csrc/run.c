@@ -15,11 +15,14 @@ typedef struct {
     PyObject_HEAD
     vectorcallfunc vectorcall;
     PyObject *direct;      /* the function of the text, where all calls share it; else NULL */
-    PyObject *interferes;  /* () -> bool: this call is not for `direct` */
+    PyObject *interferes;  /* () -> bool: this call is not for `direct`; None: asks for a profiler in C */
     uint64_t excluded;     /* dispatch keys that its calls of PyTorch pass over */
 } Program;
 
+static bool (*profiler_enabled)(void); /* NULL in builds that do not export it */
+
 static int interferes(const Program *program) {
+    if (LIKELY(program->interferes == Py_None)) return profiler_enabled();
     PyObject *answer = PyObject_CallNoArgs(program->interferes);
     int yes = answer == Py_False ? 0 : answer != NULL ? PyObject_IsTrue(answer) : -1;
     Py_XDECREF(answer);
@@ -66,6 +69,8 @@ static PyObject *program_call_by(PyObject *self, PyObject *args) {
     PyObject *direct, *interferes;
     unsigned long long excluded;
     if (!PyArg_ParseTuple(args, "OOK", &direct, &interferes, &excluded)) return NULL;
+    bool unknown = interferes == Py_None && profiler_enabled == NULL;
+    if (unknown) return PyErr_Format(PyExc_ValueError, "this build of PyTorch does not say whether a profiler runs");
     if (excluded != 0 && (exclude_keys == NULL || restore_keys == NULL)) Py_RETURN_FALSE;
     program->excluded = excluded;
     Py_XSETREF(program->interferes, Py_NewRef(interferes));
@@ -94,7 +99,7 @@ static void program_dealloc(PyObject *self) {
 static PyMethodDef program_methods[] = {
     {"call_by", program_call_by, METH_VARARGS,
      "call_by(function, interferes, excluded) -> bool: calls go to the function from now on while `interferes()` is false,\n"
-     "without the dispatch keys of the bits `excluded`; False: this build of PyTorch cannot exclude them from C"},
+     "or where that is None (see reads_profiler) while no profiler runs, without the dispatch keys of the bits `excluded`; False: this build of PyTorch cannot exclude them from C"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -115,5 +120,7 @@ static PyTypeObject Program_Type = {
 int run_init(PyObject *module) {
     exclude_keys = torch_symbol("_ZN3c104impl23ExcludeDispatchKeyGuardC1ENS_14DispatchKeySetE");
     restore_keys = torch_symbol("_ZN3c104impl23ExcludeDispatchKeyGuardD1Ev");
+    profiler_enabled = torch_symbol("_ZN5torch8profiler4impl15profilerEnabledEv");
+    if (PyModule_AddObjectRef(module, "reads_profiler", profiler_enabled != NULL ? Py_True : Py_False) < 0) return -1;
     return PyModule_AddType(module, &Program_Type);
 }
