@@ -33,7 +33,7 @@ from .cpp_kernel import Emitter, isa
 from .cpp_prelude import prelude
 from .cpp_products import products_emitter
 from .cpp_scan import ScanEmitter
-from .cpp_segments import SegmentsEmitter
+from .cpp_segments import SegmentsEmitter, in_digits
 from .cpp_vertical import vertical_emitter
 from .scopes import title
 from .verify_emitted import verify_cpp, verify_places
@@ -85,7 +85,7 @@ class CFunction:
 
 
 def _rows(kernel: Kernel) -> Emitter:
-    return vertical_emitter(kernel) or products_emitter(kernel) or SegmentsEmitter(kernel)
+    return vertical_emitter(kernel) or products_emitter(kernel) or SegmentsEmitter(in_digits(kernel))
 
 
 EMITTERS: dict[Template, Callable[[Kernel], Emitter]] = {ROWS: _rows, COLS: ColsEmitter, SCAN: ScanEmitter}

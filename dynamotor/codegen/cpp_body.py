@@ -132,7 +132,11 @@ class CppBody:
         name = self.value(e, scope)
         have = scope.find(e)
         have_width = have[1] if have else 1
-        return name if have_width == width else f"bc<{ctype(e.dtype, width)}>({name})"
+        if have_width == width:
+            return name
+        if type(width) is NarrowLanes and e.dtype is F32:  # outside of the loop a half is a float
+            name = f"half_bits<{width.element}>({name})"
+        return f"bc<{ctype(e.dtype, width)}>({name})"
 
     def rounded(self, e: Expr, scope: CppScope, width: int) -> str:
         """`operand` for a reader that may add to it: no multiply-add is made of a product."""

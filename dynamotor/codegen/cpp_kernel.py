@@ -41,7 +41,7 @@ from ..runtime.cpp_text import loop
 from .cpp_body import CppBody, CppScope
 from .cpp_narrow import NarrowLanes, narrow_lanes
 from .cpp_ops import ACROSS_LANES, COMBINE, MEMORY, ctype, reduce_start
-from .cpp_positions import Positions, in_lanes
+from .cpp_positions import Positions, in_lanes, without_tracked
 from .cpp_sums import STRIP, Strips, loses
 from .lane_conditions import comparisons, same_for_all_lanes
 
@@ -618,6 +618,7 @@ class RowsEmitter(Emitter):
                 t = ctype(s.expr.dtype, 1)
                 self.body.scratch[s.id] = f"s{s.id}_"
                 self._row_buffer(t, f"s{s.id}_", self.inner_count, row)
+        phase, tracked = without_tracked(phase)
         reductions = [s for s in phase.inner if isinstance(s, Reduce) and not s.across]
         exprs = all_exprs(phase.inner)
         unroll = self._unroll(exprs, bool(reductions))
@@ -652,6 +653,8 @@ class RowsEmitter(Emitter):
         self.strips = Strips(())
         for s in reductions:
             self._collect(s, row, unroll)
+        for s, holder in tracked:
+            self.complete(s, row, f"a{holder}s", 1)
 
     def _copied(self, phase: Phase) -> Expr | None:
         """The load of a pass that copies long runs of memory to others, in all more than fits in a core's own
@@ -740,7 +743,7 @@ class RowsEmitter(Emitter):
         return self.width == 1 or not divides(self.tail() or self.width, self.size)
 
     def _positions(self, s: Reduce) -> Positions:
-        return Positions(s, self.inner_count, self.body)
+        return Positions(s, self.kernel.inner, self.body)
 
     def _declare(self, s: Reduce, row: CppScope, unroll: int) -> None:
         for name, width in self._accumulators(s, unroll).items():
@@ -755,8 +758,8 @@ class RowsEmitter(Emitter):
         """One number from the lanes' accumulators, known to the row from now on."""
         total = f"a{s.id}s"
         if s.position is not None:
-            for name, width in [*self._accumulators(s, unroll).items()][1:]:
-                row.lines.append(self._positions(s).join(total, name, width))
+            others = {n: width for n, width in self._accumulators(s, unroll).items() if n != total}
+            row.lines.append(self._positions(s).join(total, others))
             result = self.body.fresh()
             row.lines.append(f"const i64 {result}={total}at;")
             self.complete(s, row, result, 1)

@@ -127,12 +127,8 @@ def _computed(roots: Iterable[Expr]) -> list[Expr]:
 def _has_vectors(e: Expr, v: Var, lanes: int) -> bool:
     """Whether e has a form without a loop over the lanes."""
     if e.op == "load":
-        return _steps_evenly(e.args[1], v, (0, 1) if e.dtype is BOOL else (0, 1, 2, -1)) and (
-            e.dtype is not F32 or v in e.vars  # outside of the loop a half is a float
-        )
-    if e.op == "masked":
-        return same_for_all_lanes(e.args[0], v, lanes)
-    return e.op == "const" or e.dtype is not F32 or v in e.vars
+        return _steps_evenly(e.args[1], v, (0, 1) if e.dtype is BOOL else (0, 1, 2, -1))
+    return e.op != "masked" or same_for_all_lanes(e.args[0], v, lanes)
 
 
 def _keeps_bits(e: Expr, nbytes: int, memories: tuple[torch.dtype, ...]) -> bool:

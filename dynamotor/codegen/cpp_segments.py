@@ -14,7 +14,7 @@ from itertools import islice, pairwise
 from typing import Any
 
 from ..lower.index_expr import ZERO, Div, Index, Mod, Var
-from ..lower.ir import BOOL, Expr, Kernel, Phase, Store, changed, const, masked, of_kind, op, rewrite
+from ..lower.ir import BOOL, ROWS, Expr, Kernel, Phase, Store, changed, const, masked, of_kind, op, rewrite
 from .cpp_body import CppScope
 from .cpp_kernel import all_exprs
 from .cpp_ops import COMPARISONS
@@ -222,6 +222,30 @@ def _replaced(kernel: Kernel, places: Mapping[Var, Index], **fields: Any) -> Ker
     (phase,) = kernel.phases
     inner = [changed(s, lambda e: e.subst(places), lambda i: i.subst(places)) for s in phase.inner]
     return replace(kernel, phases=(Phase(tuple(inner)),), **fields)
+
+
+def in_digits(kernel: Kernel) -> Kernel:
+    """A map whose loops over rows are split where they repeat (`row % 64`), if it goes in tiles then."""
+    split: dict[Var, Index] = {}
+    outer: list[Var] = []
+    plain = kernel.template == ROWS and len(kernel.phases) == 1 and not kernel.phases[0].row
+    is_map = plain and all(isinstance(s, Store) for s in kernel.statements())
+    for v in kernel.outer if is_map and not kernel.final and not kernel.final_once else ():
+        sizes = {
+            a.n
+            for i in _places(kernel)
+            for a in i.terms
+            if isinstance(a, Div | Mod) and a.base == Index.of(v)
+        }
+        n = sizes.pop() if len(sizes) == 1 else 0
+        if type(n) is int and type(v.size) is int and n and not v.size % n:
+            high, low = Var(f"{v.name}h", v.size // n), Var(f"{v.name}l", n)
+            split[v] = Index.of(high) * n + Index.of(low)
+            outer += [high, low]
+        else:
+            outer.append(v)
+    in_parts = _replaced(kernel, split, outer=tuple(outer)) if split else kernel
+    return in_parts if split and TilesEmitter(in_parts).goes_in_tiles() else kernel
 
 
 def _known(kernel: Kernel, answers: Answers) -> Kernel:

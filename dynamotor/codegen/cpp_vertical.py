@@ -32,7 +32,7 @@ from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
 from .cpp_kernel import ROW, Emitter, machine_width, pick_width
 from .cpp_ops import ctype, reduce_start
-from .cpp_positions import Positions
+from .cpp_positions import Positions, without_tracked
 from .cpp_sums import Strips, loses
 
 MOST_UNROLLED = 24  # expressions of a kernel of which several blocks of rows go side by side
@@ -143,6 +143,7 @@ class VerticalEmitter(Emitter):
 
     def _pass(self, phase: Phase, rows: Sequence[CppScope], lines: list[str], width: int) -> None:
         self.strips = Strips([(v, v.size) for v in self.kernel.inner])
+        phase, tracked = without_tracked(phase)
         reductions = [s for s in phase.inner if isinstance(s, Reduce)]
         for s in reductions:
             for u in range(len(rows)):
@@ -157,10 +158,13 @@ class VerticalEmitter(Emitter):
                     t, result = ctype(I64, width), self.body.fresh()
                     lines.append(f"const {t} {result}=cvt<{t}>(a{s.id}_{u}at);")
                 self.complete(s, row, result, width)
+        for s, holder in tracked:
+            for u, row in enumerate(rows):
+                self.complete(s, row, f"a{holder}_{u}", width)
 
     def _accumulator(self, s: Reduce, name: str, width: int) -> str:
         if s.position is not None:
-            return Positions(s, self.count, self.body).declare(name, width)
+            return Positions(s, self.kernel.inner, self.body).declare(name, width)
         t = ctype(s.expr.dtype, width)
         kept = self.strips.declare(t, name) if loses(s) else ""
         return f"{t} {name}=bc<{t}>({reduce_start(s.kind, s.expr.dtype)});{kept}"
@@ -209,7 +213,9 @@ class VerticalEmitter(Emitter):
             at = f"{self.body.scratch[s.id]}+{self.body.index(place, scope)}"
             scope.lines.append(f"st<{ctype(s.expr.dtype, 1)}>({at},{value});")
         elif of_kind(s, Reduce).position is not None:
-            scope.lines.append(Positions(of_kind(s, Reduce), self.count, self.body).track(total, scope))
+            scope.lines.append(
+                Positions(of_kind(s, Reduce), self.kernel.inner, self.body).track(total, scope)
+            )
         else:
             self.accumulate(of_kind(s, Reduce), total, scope)
 

@@ -91,10 +91,13 @@ class Callee:
 
     target: Any
     row_major: bool = False
+    converts: bool = False  # to another dtype: a method of tensors does no more than that
 
     @property
     def function(self) -> Callable[..., Any]:
         """The fastest callable."""
+        if self.converts:
+            return torch.Tensor.to
         return (
             row_major_backward
             if self.row_major
@@ -106,6 +109,9 @@ def callee_of(step: ExternStep) -> tuple[str, Callee]:
     """A name for the generated text and its meaning."""
     if _overwrites_memory(step):
         return "row_major_backward", Callee(step.target, row_major=True)
+    if step.target is aten._to_copy.default and step.kwargs.keys() == {"dtype"}:
+        if step.args[0].dtype is not step.kwargs["dtype"]:
+            return "to", Callee(step.target, converts=True)
     target = step.out_variant or step.target
     if not isinstance(target, compat.OpOverload):
         name = getattr(target, "__name__", "")

@@ -106,6 +106,9 @@ template<class T,class A> INL T whole(A x){
  if constexpr(tr<T>::n==1) if(__builtin_constant_p(x)) asm("":"+m"(x));
  return UNSEEN(cvt<T>(x)); }
 template<class T,class A> INL T bits(A x){ return __builtin_bit_cast(T,x); }
+// The bits of a float that a half holds.
+template<class M> INL i16 half_bits(float x){ if constexpr(__is_same(M,bf16)) return bits<int>(x)>>16;
+ else return bits<i16>((M)x); }
 #define CMP(name,o) template<class T> INL auto name(T a,T b){ return narrow(a o b); }
 CMP(lt,<) CMP(le,<=) CMP(gt,>) CMP(ge,>=) CMP(eq,==) CMP(ne,!=)
 // The processor's maximum is b where either is NaN, or both are zeros. Of integers, GCC finds it.
@@ -362,13 +365,24 @@ template<class T,int...i> INL T lasts(T x,numbers<int,i...>){ return __builtin_s
 template<class T> INL T of_last_(T x){ return lasts(x,COUNT(int,tr<T>::n)); }
 // == copy_: n elements, as the C library copies most quickly
 template<class T,class M> INL void copy_(T*to,const M*from,i64 n){ __builtin_memmove(to,from,n*sizeof(T)); }
-// == more_ less_: a value and its position become those of another where that is beyond, or as far and before
+// == more_ less_ more_next_ less_next_ more_across_ less_across_: a value and its position become those of another where that is beyond, or as far and before
 #define TRACK(name,o) template<class T,class P> INL void name(T&best,P&at,T x,P here){ \
  const auto first=here<at; const auto odd=x!=x; auto m=(x o best)|(odd&(best==best)); \
  const auto tie=(x==best)|(odd&(best!=best)); \
  if constexpr(sizeof(m)==sizeof(first)){ m|=tie&first; at=m?here:at; best=m?x:best; } \
  else { const auto n=narrow(m)|(narrow(tie)&narrow(first)); at=sel(n,here,at); best=sel(n,x,best); } }
 TRACK(more_,>) TRACK(less_,<)
+// The same of positions that come in order, from 0.
+#define TRACK_NEXT(name,o) template<class T,class P> INL void name(T&best,P&at,T x,P here){ \
+ const auto m=((x o best)==0)&(best==best); \
+ if constexpr(sizeof(m)==sizeof(at)&&tr<T>::n>1){ at=m?here:at; best=m?x:best; } \
+ else { const auto n=narrow(m); at=sel(n,here,at); best=sel(n,x,best); } }
+TRACK_NEXT(more_next_,<=) TRACK_NEXT(less_next_,>=)
+// The best of the lanes, NaN where one is, and the first lane that holds it.
+#define TRACK_ACROSS(name,extreme) template<class T,class P,class V,class W> INL void name##across_(T&best,P&at,V x,W here){ \
+ const T most=extreme(x); const auto same=eq(x,bc<V>(most))|ne(x,x); \
+ const P none=sizeof(P)==8?0x7fffffffffffffffl:0x7fffffff; name(best,at,most,(P)hmin(sel(same,here,bc<W>(none)))); }
+TRACK_ACROSS(more_,hmax) TRACK_ACROSS(less_,hmin)
 
 // == library: functions of SLEEF for vectors, which PyTorch's own library exports
 // A vector of the processor's common width has a function there, so narrower ones and numbers are

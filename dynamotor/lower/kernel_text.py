@@ -36,6 +36,7 @@ _INFIX = {
     "or": "|",
     "xor": "^",
     "shr": ">>",
+    "shl": "<<",
 }
 _LEAVES = ("const", "acc", "scratch", "scan", "index")
 

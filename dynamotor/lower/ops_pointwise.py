@@ -329,7 +329,6 @@ def _pow_scalar(ctx: LoopBuilder, x: LoopValue, exponent: Scalar) -> LoopValue:
         not ctx.spec.dtype.is_floating_point and not (isinstance(exponent, int) and 0 < exponent <= 4),
         "integer power",
     )
-    need_wide_int(ctx)
     table: dict[Scalar, Callable[[Expr], Expr]] = {
         1: lambda a: a,
         2: lambda a: mul(a, a),
@@ -421,6 +420,34 @@ def _right_shift(ctx: LoopBuilder, x: LoopValue, count: LoopValue | Scalar) -> L
 @lowering(aten.__lshift__.Scalar, aten.bitwise_left_shift.Tensor_Scalar)
 def _left_shift(ctx: LoopBuilder, x: LoopValue, count: LoopValue | Scalar) -> LoopValue:
     return ctx.pointwise(mul, x, 1 << _known_shift(ctx, count))
+
+
+def _within(count: Expr, dtype: torch.dtype) -> Expr:
+    """Whether a shift moves no more bits than a type has, and not back."""
+    below = compare("lt", count, like(8 * dtype.itemsize, count))
+    return op("and", compare("ge", count, like(0, count)), below) if dtype.is_signed else below
+
+
+@lowering(aten.__lshift__.Tensor, aten.bitwise_left_shift.Tensor)
+def _left_shift_by(ctx: LoopBuilder, x: LoopValue, y: LoopValue) -> LoopValue:
+    dtype = ctx.spec.dtype
+    decline_if(dtype is BOOL or dtype.is_floating_point, "a shift of no integers")
+    wider = COMPUTE_TYPE[dtype] is not dtype  # then a shift by all bits leaves none
+
+    def shift(a: Expr, b: Expr) -> Expr:
+        inside = _within(b, dtype)
+        moved = op("shl", a, select(inside, b, like(8 * dtype.itemsize if wider else 0, b)))
+        return moved if wider else select(inside, moved, like(0, a))
+
+    return ctx.pointwise(shift, x, y)
+
+
+@lowering(aten.__rshift__.Tensor, aten.bitwise_right_shift.Tensor)
+def _right_shift_by(ctx: LoopBuilder, x: LoopValue, y: LoopValue) -> LoopValue:
+    dtype = ctx.spec.dtype
+    decline_if(dtype is BOOL or dtype.is_floating_point, "a shift of no integers")
+    most = 8 * dtype.itemsize - dtype.is_signed  # leaves the sign alone; bytes are computed in 32 bits
+    return ctx.pointwise(lambda a, b: op("shr", a, select(_within(b, dtype), b, like(most, b))), x, y)
 
 
 @lowering(aten.isinf.default)

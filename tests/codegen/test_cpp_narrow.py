@@ -132,6 +132,22 @@ def test_rows_and_scalars_are_read_beside_vectors(_chosen):
     assert "i8" in _chosen
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_half_of_each_row_fills_it_as_bits(dtype, _chosen):
+    x = torch.tensor([float("nan"), -0.0, 0.0, float("inf"), -float("inf"), 1.5, 1e-7, -65504], dtype=dtype)[
+        :, None
+    ]
+    for fill in (
+        lambda x: x.expand(8, 130).clone(),
+        lambda x: (-x).expand(8, 130).clone(),
+        lambda x: torch.where(x.expand(8, 130) > 0, x, x.abs()),
+        lambda x: torch.cat([x.expand(8, 70), x.expand(8, 71)], 1),
+    ):
+        got, wanted = dynamotor.compile(fill, dynamic=False)(x), fill(x)
+        assert torch.equal(got.view(torch.int16), wanted.view(torch.int16))
+    assert ("bf16" if dtype is torch.bfloat16 else "f16") in _chosen
+
+
 def extremes(x):
     y = x // 2
     both = torch.minimum(x, y).amax(-1), (y - 3).amax(0)

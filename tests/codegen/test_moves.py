@@ -71,3 +71,20 @@ def test_a_reflection_and_a_window_that_cross_boundaries():
 
     for got, eager in zip(dynamotor.compile(function)(x), function(x), strict=True):
         assert torch.equal(got, eager)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32, torch.uint8], ids=str)
+def test_transposed_rows_that_repeat_go_in_tiles(dtype):
+    for shape in ((64, 64), (33, 70)):
+        x = torch.rand(shape).mul(99).to(dtype)
+        for move in (
+            lambda x: x.t().tile(2, 1),
+            lambda x: x.t().repeat(2, 3, 1),
+            lambda x: (x.t().repeat(3, 1) + 1).relu(),
+            lambda x: x.t().repeat_interleave(2, 0),
+            lambda x: x.t().flip(0).tile(2, 1),
+        ):
+            assert torch.equal(dynamotor.compile(move, dynamic=False)(x), move(x))
+    source = dynamotor.compile(lambda x: x.t().tile(2, 1), dynamic=False)
+    source(torch.rand(64, 64))
+    assert "transpose_(" in "".join(source.entries[0].run.sources)

@@ -354,10 +354,27 @@ def test_shifts_by_a_number_are_computed_in_the_loop(dtype):
     check(shifts, x, kernels=1)
 
 
-def test_shifts_of_unknown_numbers_are_left_to_aten():
+@pytest.mark.parametrize(
+    "dtype", [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64], ids=lambda d: str(d)[6:]
+)
+def test_shifts_by_counts_from_memory_are_computed_in_the_loop(dtype):
+    info = torch.iinfo(dtype)
+    x = torch.randint(info.min, info.max, (60,), dtype=dtype)
+    counts = torch.randint(-3 if info.min else 0, info.bits + 4, (60,)).to(dtype)
+    x[:2], counts[2:4] = torch.tensor([info.min, info.max]), torch.tensor([info.min, info.max])
+    check(lambda a, b: (a << b, a >> b, torch.bitwise_right_shift(a + 1, b)), x, counts, kernels=1)
+    check(lambda a, b: a << b, x[:5, None], counts[None], kernels=1)
+
+
+def test_shifts_by_numbers_beyond_the_type_are_left_to_aten():
     x = torch.randint(-100, 100, (40,))
-    check(lambda a: torch.bitwise_right_shift(a, a & 7) + 1, x, fallbacks=None)
     check(lambda a: (a >> 64) + 1, x, fallbacks=["aten.__rshift__.Scalar"])
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=lambda d: str(d)[6:])
+def test_small_powers_of_narrow_integers_wrap(dtype):
+    x = torch.arange(torch.iinfo(dtype).min, torch.iinfo(dtype).max + 1).to(dtype)
+    check(lambda a: (a.square(), a**3, a**4, (a**2) // 3), x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
