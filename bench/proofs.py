@@ -122,7 +122,7 @@ def verify_schedule(group: Group, kernel: Kernel, stored: Collection[str], tries
 
 # -- from kernels to C++ -------------------------------------------------------------------------------------
 _TOKEN = re.compile(r"for\(([^;{}]*);([^;{}]*);([^;{}]*?)\)\{|(if|else)([^;{}]*)\{|([{}])|([^;{}]*);")
-_STORE = re.compile(r"st[be]?(g?)(?:<\w+>)?\(p(\d+)\+([^,]*),(?:([^,]*),)?([^,]*)\)")
+_STORE = re.compile(r"st[bec]?(g?)_?(?:<\w+>)?\(p(\d+)\+([^,]*),(?:([^,]*),)?([^,]*)\)")
 _COPY = re.compile(r"copy_\(p(\d+)\+([^,]*),p\d+\+[^,]*,([^,]*)\)")
 _ADD = re.compile(r"st<\w+>\((\w+),ld<(?:[A-Z](\d+)|\w+)>\(\1\).*")
 _NAME = r"[omn]\d+(?:_\d+)?|z\d+|task|row|chunks?|block|flat|from|to|lo|first_|last_?|stop_|until|j_"

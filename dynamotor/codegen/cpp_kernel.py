@@ -300,8 +300,10 @@ class Emitter:
         expr, value, step = self.stored(s, scope)
         at = f"{pointer}+{self.body.index(s.index, scope)}"
         self.body.rereads.store(s.buffer)
-        bool_mark = "b" if s.memory is BOOL else ""
+        mark = "b" if s.memory is BOOL else ""
         kind = "" if s.memory is BOOL else f"<{MEMORY[s.memory]}>"
+        if s.memory.is_complex:
+            mark, kind = "c", "_"
         exact = "e" if s.memory is torch.bfloat16 and self.holds(expr, s.memory) else ""
         computed = any(e.op == "wrap_index" for e in walk(*loaded_exprs(s.index)))
         guard = "if(!*outside)" if computed else ""  # as eager, which ends at the first such position
@@ -314,13 +316,13 @@ class Emitter:
             width = scope.width if vector is not None else 1
             t = ctype(s.expr.dtype, width)
             scope.lines.append(
-                f"{guard}st{bool_mark}{exact}{kind}({at},({t}){value});"
+                f"{guard}st{mark}{exact}{kind}({at},({t}){value});"
                 if width == 1
-                else f"{guard}st{bool_mark}{exact}{kind}({at},{value});"
+                else f"{guard}st{mark}{exact}{kind}({at},{value});"
             )
         else:
             assert step is not None  # places that are computed are taken lane by lane
-            scope.lines.append(f"{guard}st{bool_mark}g{kind}({at},{self.number(step)},{value});")
+            scope.lines.append(f"{guard}st{mark}g{kind}({at},{self.number(step)},{value});")
 
     def decode(self, flat: str, loops: Sequence[Var], names: dict[Var, str]) -> str:
         """Lines that compute loop variables from their flat position."""

@@ -15,6 +15,9 @@ from .scopes import no_text
 SCALAR = {F32: "float", F64: "double", I32: "int", I64: "i64", BOOL: "int"}
 VECTOR = {F32: "F", F64: "D", I32: "I", I64: "L", BOOL: "I"}
 MEMORY = {
+    torch.complex32: "c32",
+    torch.complex64: "c64",
+    torch.complex128: "c128",
     torch.float32: "float",
     torch.float64: "double",
     torch.bfloat16: "bf16",

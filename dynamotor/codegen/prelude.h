@@ -363,6 +363,19 @@ template<int d,class T,int...i> INL T before(T x,numbers<int,i...>){
 RUNNING(running_max_,max_) RUNNING(running_min_,min_)
 template<class T,int...i> INL T lasts(T x,numbers<int,i...>){ return __builtin_shufflevector(x,x,(i*0+tr<T>::n-1)...); }
 template<class T> INL T of_last_(T x){ return lasts(x,COUNT(int,tr<T>::n)); }
+// == stc_ stcg_: real numbers as complex ones
+template<class R> struct complex_ { R re,im; };
+typedef complex_<f16> c32; typedef complex_<float> c64; typedef complex_<double> c128;
+template<int first,class T,int...i> INL T beside_zeros(T x,numbers<int,i...>){ enum{N=tr<T>::n};
+ return __builtin_shufflevector(x,T{},(i%2?N+i:first+i/2)...); }
+template<class R,class T> INL void stcg_(complex_<R>*p,i64 step,T x){ enum{N=tr<T>::n};
+ if constexpr(N==1){ p->re=(R)x; p->im=0; } else for(int i=0;i<N;i++) stcg_(p+i*step,1,(typename tr<T>::E)x[i]); }
+template<class R,class T> INL void stc_(complex_<R>*p,T x){ enum{N=tr<T>::n}; typedef typename tr<T>::I I;
+ if constexpr(N>1&&PACKED&&sizeof(R)==2){ R h[N]; st<R>(h,x);
+ *(typename mem<int,N>::V*)p=take<I,bf16>((const typename mem<bf16,N>::V*)h); }
+ else if constexpr(N>1&&__is_same(typename tr<T>::E,R)){ st<R>((R*)p,beside_zeros<0>(x,COUNT(int,N)));
+ st<R>((R*)p+N,beside_zeros<N/2>(x,COUNT(int,N))); }
+ else stcg_(p,1,x); }
 // == copy_: n elements, as the C library copies most quickly
 template<class T,class M> INL void copy_(T*to,const M*from,i64 n){ __builtin_memmove(to,from,n*sizeof(T)); }
 // == more_ less_ more_next_ less_next_ more_across_ less_across_: a value and its position become those of another where that is beyond, or as far and before

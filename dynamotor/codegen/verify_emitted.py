@@ -49,7 +49,7 @@ def verify_places(
 
 
 # -- C++ -----------------------------------------------------------------------------------------------------
-_STORED = re.compile(r"(?:\bst[beg]*(?:<\w+>)?\(|\bcopy_\(|\*const \w+=)p(\d+)\+")
+_STORED = re.compile(r"(?:\bst[becg]*_?(?:<\w+>)?\(|\bcopy_\(|\*const \w+=)p(\d+)\+")
 
 
 def verify_cpp(kernel: Kernel, text: str) -> None:

@@ -40,6 +40,14 @@ COMPUTE_TYPE: dict[torch.dtype, torch.dtype] = {
     torch.bool: BOOL,
 }
 
+# Complex numbers are stored only, by real parts of these types, beside zeros.
+STORED: dict[torch.dtype, torch.dtype] = {
+    **COMPUTE_TYPE,
+    torch.complex32: F32,
+    torch.complex64: F32,
+    torch.complex128: F64,
+}
+
 # Types whose numbers loops move as bytes: see `float8.py`.
 BYTES: dict[torch.dtype, torch.dtype] = {
     torch.float8_e4m3fn: torch.uint8,

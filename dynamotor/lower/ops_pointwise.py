@@ -22,9 +22,26 @@ from ..graph.op_facts import may_overflow
 from ..graph.sizes import Dim, Size
 from ..graph.spec import HALVES, aten
 from .float8 import float8_of, float32_of, has_float8
-from .ir import BOOL, BYTES, COMPUTE_TYPE, F32, F64, I64, Expr, cast, compare, const, op, round_to, select
+from .ir import (
+    BOOL,
+    BYTES,
+    COMPUTE_TYPE,
+    F32,
+    F64,
+    I64,
+    STORED,
+    Expr,
+    LoopNode,
+    cast,
+    compare,
+    const,
+    op,
+    round_to,
+    select,
+)
 from .lowering import Decline, LoopBuilder, Scalar, decline_if, lowering, lowerings
-from .value import LoopValue
+from .program import BufRef
+from .value import LoopValue, is_dense
 
 
 # -- helpers on expressions ----------------------------------------------------------------------------------
@@ -582,6 +599,20 @@ def convert(ctx: LoopBuilder, x: LoopValue, dtype: torch.dtype) -> LoopValue:
     return ctx.generate(body, x.shape, dtype)
 
 
+def _as_complex(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
+    """Real numbers as complex ones: stored with zeros beside them, in memory that loops do not read."""
+    spec = ctx.spec
+    decline_if(ctx.on_gpu or ctx.is_symbolic, "complex numbers on a GPU, or of changing sizes")
+    decline_if(x.dtype not in COMPUTE_TYPE or not is_dense(spec), "complex numbers, or holes between them")
+    buffer = ctx.new_buffer(spec)
+    part = STORED[spec.dtype]
+    name = str(ctx.node)
+    ctx.add(
+        LoopNode(buffer.name, spec.shape, lambda i: cast(x.at(i), part), spec.stride, spec.dtype, origin=name)
+    )
+    return LoopValue(spec.shape, spec.dtype, ref=BufRef.whole(buffer))
+
+
 @lowering(aten._to_copy.default)
 def _to_copy(
     ctx: LoopBuilder,
@@ -595,6 +626,8 @@ def _to_copy(
     source = spec_of(operand(ctx.node, 0))
     # A single number may be read from anywhere.
     decline_if(source.shape and source.device != ctx.spec.device, "another device")
+    if ctx.spec.dtype.is_complex:
+        return _as_complex(ctx, x)
     return convert(ctx, x, ctx.spec.dtype)
 
 

@@ -278,7 +278,7 @@ class _Builder:
                 or self._cost_in_row(value) <= RECOMPUTE_COST
             ):
                 continue
-            if m.node.buffer in stored and m.node.memory is COMPUTE_TYPE[m.node.memory]:
+            if m.node.buffer in stored and m.node.memory is COMPUTE_TYPE.get(m.node.memory):
                 replacement[value] = load(m.node.buffer, m.store, m.node.memory)
             elif (len(replacement) + 1) * elements(self.inner) * value.dtype.itemsize <= MAX_SCRATCH:
                 number = len(replacement)

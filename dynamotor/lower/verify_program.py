@@ -18,8 +18,8 @@ from ..graph.spec import TensorSpec, numel
 from .index_bounds import Facts, ends
 from .index_expr import ZERO, Atom, Bounds, Div, Index, Loaded, Var
 from .ir import (
-    COMPUTE_TYPE,
     ROWS,
+    STORED,
     Expr,
     ExternNode,
     Kernel,
@@ -263,7 +263,7 @@ def verify_kernel(
                 elif e.op == "scratch" and bounds(e.args[1])[1] >= numel(v.size for v in kernel.inner):
                     wrong(f"{e} is outside of the kept part of a row", kernel)
             if isinstance(s, Store):
-                if s.buffer in stored or s.buffer not in specs or s.expr.dtype is not COMPUTE_TYPE[s.memory]:
+                if s.buffer in stored or s.buffer not in specs or s.expr.dtype is not STORED[s.memory]:
                     wrong(f"{s} is stored twice, or as a dtype that it has not", kernel)
                 others = before.get(s.buffer, set()) - (set() if s.scatters else {s.index})
                 if any(not s.part or s.index.meets(place) for place in others):

@@ -374,7 +374,7 @@ def test_shifts_by_numbers_beyond_the_type_are_left_to_aten():
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16], ids=lambda d: str(d)[6:])
 def test_small_powers_of_narrow_integers_wrap(dtype):
     x = torch.arange(torch.iinfo(dtype).min, torch.iinfo(dtype).max + 1).to(dtype)
-    check(lambda a: (a.square(), a**3, a**4, (a**2) // 3), x)
+    check(lambda a: (a.square(), a**3, a**4, (a**2) >> 1), x, kernels=1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
