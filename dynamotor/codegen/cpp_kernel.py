@@ -181,6 +181,7 @@ class Emitter:
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
+        self.halved = False
         self.types = [MEMORY[p[1]] for p in kernel.params]
         self.names = {p[0]: f"p{n}" for n, p in enumerate(kernel.params)}
         self.exprs = all_exprs(kernel.statements())
@@ -464,6 +465,7 @@ class RowsEmitter(Emitter):
             as_stored = all(e.args[2].itemsize >= 4 for e in self.exprs if e.op == "load")
         if not (light and as_stored and machine_width() == 16 and hint(self.size) >= 16 <= 2 * self.width):
             return
+        self.halved = True
         self.body.widths.discard(self.width)
         self.width = NarrowLanes(self.width // 2, narrow) if narrow else self.width // 2
         self.body.widths.add(self.width)
@@ -696,6 +698,8 @@ class RowsEmitter(Emitter):
         if self.width == 1 or hint(self.size) < 8 * self.width:
             return 1
         costs = [e.cost for e in exprs]
+        if self.halved:  # such a loop is hardly longer than its own counting
+            return 4
         waits = self.is_map and sum(costs) >= HEAVY_MAP and max(costs) < CALLED
         return 4 if len(exprs) <= (MOST_UNROLLED if reduces else MOST_UNROLLED * 2 * waits) else 1
 

@@ -24,10 +24,10 @@ from ..graph.custom_writes import written_by
 from ..graph.nodes import overload
 from ..graph.op_facts import is_collective
 from ..graph.result_strides import preserved_stride
-from ..graph.sizes import Dim, Size, equal, hint, leaves_in
+from ..graph.sizes import Dim, Dims, Size, equal, hint, leaves_in
 from ..graph.spec import TensorSpec, aten, contiguous_stride, numel
 from .extern import BY_DESIGN, OUT_VARIANTS, Materialized, aten_call_target, is_layout_agnostic
-from .index_expr import Index, Var, is_zero
+from .index_expr import ZERO, Index, Var, is_zero
 from .ir import (
     COMPUTE_TYPE,
     Body,
@@ -65,6 +65,7 @@ def lowering(*targets: Any) -> Callable[[Rule], Rule]:
 Scalar = int | float | bool
 # Ops whose rules take numbers that are moved as bytes, or decline themselves.
 MOVES = (aten._to_copy.default, aten.clone.default)
+IDEMPOTENT = ("max", "min", "any", "all")  # of equal elements they are that element
 NEUTRAL: dict[str, int] = {"sum": 0, "prod": 1, "any": 0, "all": 1}
 
 
@@ -194,6 +195,14 @@ class LoopBuilder(Realizer):
             e = cast(x.at(tuple(index[p] for p in order)), compute)
             return fn(e) if fn else e
 
+        if kind in IDEMPOTENT and self._repeats(body, shape, reduced):
+            first = (ZERO,) * len(reduced)
+
+            def body_of_one(index: tuple[Index, ...]) -> Expr:
+                own = tuple(index[d] for d in kept) if keepdim else index
+                return cast(body((*own, *first)), COMPUTE_TYPE[dtype])
+
+            return LoopValue(full if keepdim else shape, dtype, body_of_one)
         buffer = self.new_buffer(TensorSpec.dense(shape, dtype))
         self.add(
             LoopNode(
@@ -205,6 +214,14 @@ class LoopBuilder(Realizer):
             stride = contiguous_stride(full)
             result = LoopValue(full, dtype, ref=BufRef(buffer.name, full, stride, 0, dtype))
         return result
+
+    @staticmethod
+    def _repeats(body: Body, shape: Dims, reduced: Dims) -> bool:
+        """Whether all elements that are reduced together are one, which is repeated."""
+        own = [Var(f"p{d}", n) for d, n in enumerate((*shape, *reduced))]
+        gone = {*own[len(shape) :]}
+        fixed = all(type(n) is int for n in reduced)
+        return fixed and gone.isdisjoint(body(tuple(map(Index.of, own))).vars)
 
     # -- aten calls ------------------------------------------------------------------------------------------
     def extern(

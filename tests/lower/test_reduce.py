@@ -337,3 +337,13 @@ def test_a_norm_is_the_root_of_a_sum_of_squares(dtype):
     )
     for values in ([torch.nan, 1.0], [torch.inf, 1.0], [0.0, -0.0]):
         check(torch.linalg.vector_norm, torch.tensor(values, dtype=dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool], ids=str)
+def test_an_extreme_of_equal_elements_is_one_of_them(dtype):
+    x = torch.tensor([[float("nan"), -0.0, 1.5, -float("inf"), 0.0]]).to(dtype).expand(6, 5)
+    check(
+        lambda x: (x.all(0), x.any(0), x.amax(0, True), x.amin(0) + 1),
+        x[:, 1:] if dtype.is_floating_point else x,
+    )
+    check(lambda x: (x.amax(0), x.amin((0, 1)), x.any(1), x.amax(0).sum()), x, tolerance=0)
