@@ -50,7 +50,7 @@ class Positions:
         self.s, self.body, count = s, body, numel(v.size for v in loops)
         self.dtype = I32 if type(count) is int and count < 1 << 31 and s.expr.dtype in (F32, I32) else I64
         self.call = "more_" if s.kind == "argmax" else "less_"
-        # Then a later position never replaces an equal value's, and 0 is the answer where no value is beyond the start.
+        # Then no later position replaces an equal value's, and 0 is right where no value is beyond the start.
         self.in_order = len(loops) == 1 and s.position == Index.of(loops[0])
 
     def declare(self, name: str, width: int) -> str:

@@ -1,6 +1,7 @@
 """Programs that are one call of PyTorch: `_C.OneCall` makes it without a frame of Python.
 
->>> one_call("def call(x):\\n    buf1 = as_buf1(erfinv(x))\\n    return (buf1,)\\n", {"erfinv": torch.erfinv, ...})
+>>> text = "def call(x):\\n    buf1 = as_buf1(erfinv(x))\\n    return (buf1,)\\n"
+>>> one_call(text, {"erfinv": torch.erfinv, "as_buf1": check})
 <dynamotor._C.OneCall object at ...>
 """
 
