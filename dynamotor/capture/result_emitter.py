@@ -28,6 +28,10 @@ from .values.size import ConditionValue, QuotientValue, SizeValue
 from .values.torch_function import HeldNumber
 
 _READS = re.compile(r"v\d+ = (outs|args)\[\d+\]|\w+ = lambda: .*")
+_NAMED = re.compile(  # of `max(dim)`, `sort`, ...
+    r"def finish\(outs, args\):\n    (\w+) = outs\[0\]\n    (\w+) = outs\[1\]\n"
+    r"    (\w+) = (\w+)\(\(\1, \2, \)\)\n    return \3\n"
+)
 _FIRST = "def finish(outs, args):\n    v0 = outs[0]\n    return v0\n"  # of most functions
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
 
@@ -216,6 +220,10 @@ class ResultEmitter:
         text = "def finish(outs, args):\n" + "".join(f"    {line}\n" for line in lines)
         if text == _FIRST:
             return _C.first_result, text
+        named = _NAMED.fullmatch(text)
+        cls = self.constants.get(named[4]) if named else None
+        if named and isinstance(cls, type) and getattr(cls, "n_sequence_fields", 0) == 2:
+            return _C.named_by(cls), text
         namespace = dict(self.constants)
         exec(compile(text, "<dynamotor finish>", "exec"), namespace)
         return namespace["finish"], text

@@ -161,8 +161,24 @@ static PyObject *py_set_force_eager(PyObject *self, PyObject *on) {
     return PyBool_FromLong(before);
 }
 
-static PyMethodDef stance_methods[] = {
+/* The `finish` of a function that returns several results as one of PyTorch's named tuples; `self` is their class. */
+static PyObject *py_named_results(PyObject *self, PyObject *const *args, Py_ssize_t n) {
+    if (n == 2) return PyObject_CallOneArg(self, args[0]);
+    PyErr_SetString(PyExc_TypeError, "the function takes outs and args");
+    return NULL;
+}
+
+static PyMethodDef named_results_method = {"named_results", (PyCFunction)(void (*)(void))py_named_results, METH_FASTCALL,
+                                           "named_results(outs, args): the class of these results, called on outs"};
+
+static PyObject *py_named_by(PyObject *module, PyObject *cls) {
+    (void)module;
+    return PyCFunction_New(&named_results_method, cls);
+}
+
+static PyMethodDef dispatch_functions[] = {
     {"set_force_eager", py_set_force_eager, METH_O, "set_force_eager(on) -> before: compiled callables call their originals"},
+    {"named_by", py_named_by, METH_O, "named_by(class) -> finish(outs, args): the class called on outs"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -520,7 +536,7 @@ int dispatch_init(PyObject *module) {
     if (!watch_for_stance(PyImport_GetModuleDict(), false)) return -1;
     torch_stance.force_eager = reads_force_eager();
     if (PyErr_Occurred()) return -1;
-    if (PyModule_AddFunctions(module, stance_methods) < 0) return -1;
+    if (PyModule_AddFunctions(module, dispatch_functions) < 0) return -1;
     if ((first_result = PyCFunction_New(&first_result_method, NULL)) == NULL) return -1;
     if (PyModule_AddObjectRef(module, "first_result", first_result) < 0) return -1;
     return PyModule_AddType(module, &Entry_Type) < 0 ? -1 : PyModule_AddType(module, &Dispatcher_Type);

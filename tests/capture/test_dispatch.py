@@ -9,6 +9,7 @@ import weakref
 import pytest
 import torch
 
+import dynamotor
 from dynamotor import _C
 from dynamotor.capture.dispatch import arg_sources, compile_program, make_entry, miss_reason
 from dynamotor.capture.guards import Ambient, Answer, ConstEquals, IdIs, TensorMatch, TypeIs
@@ -309,3 +310,21 @@ def test_malformed_programs_are_refused():
             _C.GuardProgram(nodes, checks, inputs)
     with pytest.raises(TypeError):
         _C.Dispatcher(print, print).add(3)
+
+
+def test_named_results_are_made_without_python():
+    x = torch.rand(3, 4)
+    for function in (lambda x: x.max(1), torch.frexp, lambda x: torch.sort(x, 1)):
+        compiled = dynamotor.compile(function)
+        got, wanted = compiled(x), function(x)
+        assert type(got) is type(wanted)
+        torch.testing.assert_close(tuple(got), tuple(wanted))
+        assert type(compiled.entries[0].finish) is type(_C.first_result)
+    turned = dynamotor.compile(lambda x: torch.return_types.max(x.max(1)[::-1]))(x)
+    assert torch.equal(turned[1], x.max(1)[0])
+    finish = _C.named_by(torch.return_types.max)
+    assert finish((1, 2), ()) == (1, 2)
+    with pytest.raises(TypeError):
+        finish((1, 2))
+    with pytest.raises(TypeError, match="2-sequence"):
+        finish((1, 2, 3), ())
