@@ -203,8 +203,10 @@ def _truths(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
 def _quantifier(
     kind: ReduceKind, ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False
 ) -> LoopValue:
-    decline_if(ctx.spec.dtype is not BOOL, "uint8 result")
-    return ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
+    found = ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
+    if ctx.spec.dtype is BOOL:
+        return found
+    return ctx.pointwise(lambda e: e, found, shape=found.shape)  # of bytes the answer is a byte
 
 
 lowering(aten.any.default, aten.any.dim, aten.any.dims)(functools.partial(_quantifier, "any"))

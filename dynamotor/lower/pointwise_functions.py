@@ -185,7 +185,6 @@ def _is(number: float, ctx: LoopBuilder, x: LoopValue) -> LoopValue:
 
 
 def _scaled(factor: float, ctx: LoopBuilder, x: LoopValue) -> LoopValue:
-    decline_if(not x.dtype.is_floating_point, "integer operand")
     return ctx.pointwise(lambda a: mul(a, like(factor, a)), x)
 
 

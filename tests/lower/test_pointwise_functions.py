@@ -143,3 +143,9 @@ def test_angles_of_real_numbers(dtype):
     if dtype.is_floating_point:
         x = torch.cat([x, torch.tensor([torch.nan, -torch.inf, torch.inf])])
     check(torch.angle, x.to(dtype), kernels=1, tolerance=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int16, torch.uint8, torch.bool], ids=str)
+def test_angles_of_integers_are_floats(dtype):
+    x = torch.arange(300).to(dtype)
+    check(lambda x: (torch.deg2rad(x), torch.rad2deg(x) * 2), x, kernels=1, tolerance=0)

@@ -347,3 +347,10 @@ def test_an_extreme_of_equal_elements_is_one_of_them(dtype):
         x[:, 1:] if dtype.is_floating_point else x,
     )
     check(lambda x: (x.amax(0), x.amin((0, 1)), x.any(1), x.amax(0).sum()), x, tolerance=0)
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (300, 17), (0, 4), (3, 0)])
+def test_quantifiers_of_bytes_are_bytes(shape):
+    x = torch.randint(0, 3, shape, dtype=torch.uint8)
+    check(lambda x: (x.all(0), x.any(1), x.any((0, 1), keepdim=True), x.all(1) + 1), x, tolerance=0)
+    check(lambda x: (x.all(), x.t().any()), x, tolerance=0)
