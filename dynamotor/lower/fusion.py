@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from ..base.events import emit, listening
-from ..graph.sizes import Dim, Size, divides, hint
+from ..graph.sizes import Dim, Size, divides, equal, hint
 from .index_expr import Index, Var, is_one
 from .ir import (
     COLS,
@@ -513,7 +513,8 @@ def try_join(
             candidates.append((index, e.args[1]))
     if alike and not candidates:
         shape = node.shape, node.stride
-        candidates = [(m.store, node.place) for m in group.members if (m.node.shape, m.node.stride) == shape]
+        same = (m for m in group.members if equal((m.node.shape, m.node.stride), shape))
+        candidates = [(m.store, node.place) for m in same]
     refusal = Refuse("nothing in common")
     splits: list[
         Env
