@@ -81,6 +81,8 @@ def problems(seed: int) -> list[str]:
             spread = sum(abs(_last(calls, inputs, k, by) - want) for k in range(len(calls)) for by in (2, -2))
         except RuntimeError:
             continue  # a number that the dtype cannot hold: no trace has it
+        if math.isfinite(want) and math.isnan(spread):
+            continue  # the root of a difference that rounding may make negative
         got = program.code([x.item() for x in inputs])
         if got is None:
             continue  # Python's numbers raise: the optimizer's own code runs

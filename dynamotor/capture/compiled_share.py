@@ -31,7 +31,10 @@ from .op_state import reaches
 
 _MODE_STACK = frozenset(
     ("_len_torch_function_stack", "_get_function_stack_at", "_get_current_function_mode_stack")
+    + ("_is_torch_function_mode_enabled",)
 )
+# Tell of a mode as they tell of arguments with overrides. Who then hands the call to those sees no difference.
+_OVERRIDES = frozenset(("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"))
 WATCHED_CALLS = 8  # after these nothing is counted any more
 WATCHED_GRAPHS = 512  # nor after so many calls of graphs: a call may be a loop that runs for hours
 TOLD_CALLS = 3  # so many calls are enough to tell
@@ -82,6 +85,13 @@ def _take_out(mode: TorchFunctionMode) -> None:
         TorchFunctionMode.__enter__(other)
 
 
+def _reads_modes(names: set[str]) -> bool:
+    """Whether a function that uses these names may answer otherwise while a mode is on, as
+    `TransformerEncoder` does."""
+    asks = not _OVERRIDES.isdisjoint(names) and "handle_torch_function" not in names
+    return asks or not _MODE_STACK.isdisjoint(names)
+
+
 class Share:
     """The counts of one compiled callable; the rests behind its breaks and functions called there add to them.
 
@@ -120,16 +130,18 @@ class Share:
     ) -> Callable[..., Any]:
         """What runs a function natively: (function, *args) -> its result. inner: captures its callees.
 
-        body: the program's function that runs. PyTorch's own compilers, and code that reads the stack of modes, would
+        body: the program's function that runs. PyTorch's own compilers, and code that reads which modes are on, would
         see the counting mode: such a run counts as one call.
         """
-        unseen = not isinstance(why, str) and why.kind in ("transform", "modes") or reaches(body, _MODE_STACK)
+        unseen = not isinstance(why, str) and why.kind in ("transform", "modes")
         why = why if isinstance(why, str) else _text(why)
 
         def run(function: Callable[..., Any], *args: Any) -> Any:
-            if self.watching and (unseen or count_function_modes()):  # regions that are open may end inside
-                self.native[why] += 1
-            elif self.watching:
+            if not self.watching:
+                pass
+            elif unseen or count_function_modes() or reaches((body, function, args), _reads_modes):
+                self.native[why] += 1  # where regions of modes are open, they may end inside
+            else:
                 return self._watch(why, inner, function, *args)
             return function(*args) if inner is None else inner.call(function, *args)
 

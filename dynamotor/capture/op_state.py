@@ -20,7 +20,7 @@ import random
 import re
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -147,21 +147,37 @@ def called_by(*fns: Any) -> Iterator[tuple[types.FunctionType, dict[str, Any] | 
                 todo.append(value)
 
 
-def reaches(fn: Any, wanted: frozenset[str]) -> bool:
-    """Whether a function, or one that it reaches by names, uses one of these names."""
-    todo, seen = [fn], set()
+def reaches(roots: Iterable[Any], uses: Callable[[set[str]], bool]) -> bool:
+    """Whether one of these values, or a function that they lead to by names, items and submodules, uses such names."""
+    todo, seen = list(roots), {}
     while todo:
-        fn = getattr(todo[-1], "__func__", todo.pop())
-        if not isinstance(fn, types.FunctionType) or id(fn) in seen:
+        value = todo.pop()
+        if id(value) in seen:
             continue
-        seen.add(id(fn))
-        names = names_of(fn.__code__)
-        if not wanted.isdisjoint((*names.attributes, *itertools.chain(*names.loaded))):
+        seen[id(value)] = value  # held, so that no other object gets its id
+        if not isinstance(value, types.FunctionType):
+            todo += _inside(value)
+            continue
+        names = names_of(value.__code__)
+        if uses({*names.attributes, *itertools.chain(*names.loaded)}):
             return True
-        if not trusted_module(fn.__globals__.get("__name__")):
-            found = (v for loaded in names.loaded for v in _values(fn, loaded))
-            todo += [f for v in found for f in _functions(v, names.attributes)]
+        if not trusted_module(value.__globals__.get("__name__")):
+            found = [v for loaded in names.loaded for v in _values(value, loaded)]
+            todo += found + [f for v in found for f in _functions(v, names.attributes)]
     return False
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    """The callables in a container, or those that a call of the value calls."""
+    if isinstance(value, dict | tuple | list):
+        return value.values() if isinstance(value, dict) else value
+    if isinstance(value, types.MethodType):
+        return value.__func__, value.__self__
+    if isinstance(value, functools.partial):
+        return value.func, value.args, value.keywords
+    if isinstance(value, torch.nn.Module) and "_modules" in value.__dict__:
+        return [module.forward for module in torch.nn.Module.modules(value)]
+    return ()
 
 
 _LATE = {

@@ -418,8 +418,9 @@ def _asks_settings(function: Value, reentrant: bool) -> bool:
     """Whether a checkpointed function looks at settings that its recomputation does not put back. The grad mode is
     off in the forward of a reentrant one alone."""
     fn = _stand_in(function) if isinstance(function, FunctionValue) else getattr(function, "obj", None)
-    asked = ["get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled"]
-    return reaches(fn, frozenset([*asked, "is_grad_enabled"] if reentrant else asked))
+    asked = {"get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled"}
+    asked |= {"is_grad_enabled"} if reentrant else set()
+    return reaches([fn], lambda names: not asked.isdisjoint(names))
 
 
 def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], has_effects: bool) -> None:

@@ -286,6 +286,7 @@ _OF_NUMBERS = frozenset(
         "Scalar_mode",
         "Scalar_Other",
         "Scalar_Self",
+        "Scalar_Tensor",
         "n_scalar",
         "x_scalar",
         "other_scalar",

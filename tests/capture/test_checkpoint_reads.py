@@ -383,3 +383,23 @@ def test_a_number_that_equalled_a_size_of_a_tensor(reentrant: bool) -> None:
         items[:] = range(after)
         with contextlib.nullcontext() if before == after else pytest.raises(CaptureError, match="DM252"):
             found.backward()
+
+
+class _AsksMode(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * (2.0 if torch.is_grad_enabled() else 5.0)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("layer", [_AsksMode(), torch.nn.Sequential(torch.nn.Tanh(), _AsksMode())], ids=str)
+def test_a_module_that_asks_for_the_grad_mode_in_a_reentrant_checkpoint(layer: torch.nn.Module) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(layer, x * 1, use_reentrant=True).sin()
+
+    results = []
+    for fn in (program, dynamotor.compile(program)):
+        x = torch.linspace(-1, 1, 6, requires_grad=True)
+        y = fn(x)
+        y.sum().backward()
+        results.append((y.detach(), x.grad))
+    torch.testing.assert_close(results[1], results[0])

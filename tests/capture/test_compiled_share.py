@@ -208,3 +208,58 @@ def test_parameters_that_are_made_before_a_graph_count_as_eager() -> None:
     compiled(torch.ones(3))
     counts = dynamotor.explain(compiled)(torch.ones(3)).counts
     assert counts.eager == {"a parameter that the function makes is allocated before the graph": 2}
+
+
+class _Encoder(torch.nn.Module):
+    """PyTorch's encoder takes padded rows out and puts zeros there, unless a torch function mode is on."""
+
+    def __init__(self):
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(4, 2, 8, batch_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, 2)
+
+    def forward(self, x):
+        y = x + 1
+        y.sum().item()
+        return self.layers(y, src_key_padding_mask=torch.arange(5).expand(2, 5) > 2) * 2
+
+
+@dynamotor.disable
+def _run_disabled(model, x):
+    return model(x)
+
+
+def _asks(x):
+    y = x.sum().item() + x
+    return y * 2 if torch.overrides.has_torch_function((x,)) else y * 3
+
+
+def _eager_asks(x):
+    return dynamotor.disable(_asks)(x)
+
+
+def programs_that_see_modes():
+    model = _Encoder().eval()
+    x = torch.randn(2, 5, 4)
+    yield "a model behind a break", model, (x,)
+    yield (
+        "layers alone",
+        lambda x, mask: model.layers(x, src_key_padding_mask=mask),
+        (x, torch.ones(2, 5) < 0),
+    )
+    yield "a model of a disabled function", lambda x: _run_disabled(model, x) + 1, (x,)
+    yield "a model among arguments", lambda model, x: _run_disabled(model, x) + 1, (model, x)
+    yield "a question of the program", _asks, (x,)
+    yield "a question in a disabled function", _eager_asks, (x,)
+
+
+@pytest.mark.regression
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", range(6))
+def test_code_that_answers_by_the_modes_that_are_on_is_not_counted(place):
+    name, fn, args = list(programs_that_see_modes())[place]
+    compiled = dynamotor.compile(fn)
+    with torch.no_grad():
+        want = fn(*args)
+        for _ in range(10):  # from the ninth call on nothing is counted
+            torch.testing.assert_close(compiled(*args), want, msg=name)

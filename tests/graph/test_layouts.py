@@ -100,3 +100,21 @@ def test_strides_of_ops_that_write_at_positions_or_copy():
             if tuple(found.stride) != op(x, *args).stride():
                 wrong.append((str(op), shape, stride, found.stride))
     assert not wrong
+
+
+_NUMBER_FIRST = [
+    torch.ops.aten.remainder.Scalar_Tensor,
+    torch.ops.aten.bitwise_and.Scalar_Tensor,
+    torch.ops.aten.bitwise_left_shift.Scalar_Tensor,
+    torch.ops.aten.rsub.Scalar,
+    torch.ops.aten.pow.Scalar,
+]
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("op", _NUMBER_FIRST, ids=str)
+@pytest.mark.parametrize("shape", [(2, 1, 4, 4), (2, 3, 1, 1), (1, 3, 2, 2), (1, 1, 2, 3)])
+def test_strides_of_ops_whose_first_operand_is_a_number(op, shape):
+    x = torch.ones(shape, dtype=torch.int64).to(memory_format=torch.channels_last)
+    args = (x, 3) if op is torch.ops.aten.rsub.Scalar else (3, x)
+    assert infer_spec(op, _specs(*args), {}).stride == op(*args).stride()
