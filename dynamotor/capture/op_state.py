@@ -155,6 +155,8 @@ def reaches(roots: Iterable[Any], uses: Callable[[set[str]], bool]) -> bool:
         if id(value) in seen:
             continue
         seen[id(value)] = value  # held, so that no other object gets its id
+        if isinstance(value, types.BuiltinFunctionType) and uses({value.__name__}):
+            return True
         if not isinstance(value, types.FunctionType):
             todo += _inside(value)
             continue

@@ -419,7 +419,7 @@ def _asks_settings(function: Value, reentrant: bool) -> bool:
     off in the forward of a reentrant one alone."""
     fn = _stand_in(function) if isinstance(function, FunctionValue) else getattr(function, "obj", None)
     asked = {"get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled"}
-    asked |= {"is_grad_enabled"} if reentrant else set()
+    asked |= {"is_grad_enabled", "requires_grad", "is_leaf", "grad_fn"} if reentrant else set()
     return reaches([fn], lambda names: not asked.isdisjoint(names))
 
 

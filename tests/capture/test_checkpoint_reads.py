@@ -390,9 +390,29 @@ class _AsksMode(torch.nn.Module):
         return x * (2.0 if torch.is_grad_enabled() else 5.0)
 
 
+def _asks_for_a_gradient(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    return y * (2.0 if y.requires_grad else 5.0)
+
+
+def _asks_for_a_leaf(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    return y * (2.0 if y.is_leaf else 5.0)
+
+
+_question = torch.is_grad_enabled
+LAYERS = [
+    _AsksMode(),
+    torch.nn.Sequential(torch.nn.Tanh(), _AsksMode()),
+    _asks_for_a_gradient,
+    _asks_for_a_leaf,
+    lambda x: x * (2.0 if _question() else 5.0),
+]
+
+
 @pytest.mark.regression
-@pytest.mark.parametrize("layer", [_AsksMode(), torch.nn.Sequential(torch.nn.Tanh(), _AsksMode())], ids=str)
-def test_a_module_that_asks_for_the_grad_mode_in_a_reentrant_checkpoint(layer: torch.nn.Module) -> None:
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_module_that_asks_for_the_grad_mode_in_a_reentrant_checkpoint(layer: Any) -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         return checkpoint(layer, x * 1, use_reentrant=True).sin()
 

@@ -161,10 +161,11 @@ def test_regions_that_are_open_at_a_break_end_as_in_eager() -> None:
 
 
 class _Inner:
-    """A frame hook that gives the function how graphs are called within it."""
+    """A frame hook that gives the function how graphs are called within it, and counts the modes at its end."""
 
     def call(self, function, *args, around=None):
-        return function(around or (lambda f, *args: f(*args)), *args)
+        function(around or (lambda f, *args: f(*args)), *args)
+        return count_function_modes()
 
 
 def test_a_native_call_that_is_a_long_loop_is_watched_for_a_while():
@@ -174,7 +175,6 @@ def test_a_native_call_that_is_a_long_loop_is_watched_for_a_while():
     def loop(call_graph, count):
         for _ in range(count):
             call_graph(torch.relu, torch.ones(1))
-        return count_function_modes()
 
     assert run(loop, WATCHED_GRAPHS - 1) == 1 and share.watching
     assert run(loop, 2) == 0 and not share.watching and count_function_modes() == 0
