@@ -1,5 +1,6 @@
 """The C++ of a matrix product of few rows: blocks of rows of the weights go side by side, and each block is
 multiplied with all rows of x while it is in a core's own cache. How many rows there are is known at the call.
+Weights that are stored the other way have the loops of columns_cpp.py.
 
 A library copies the weights into an order of its own first, which costs more than the products of few rows.
 
@@ -19,6 +20,7 @@ from ..graph.sizes import Dim, Size, hint, known
 from ..graph.spec import aten
 from ..lower.program import BufRef, ExternStep
 from ..lower.row_products import MOST_BYTES
+from . import columns_cpp
 from .cpp import CFunction
 from .cpp_kernel import PARALLEL_WORK, machine_width
 
@@ -110,15 +112,25 @@ def kernel(step: ExternStep, result: BufRef) -> Own | None:
         *bias, x, w = step.args
     else:
         return None
-    rows, most = x.shape[0], (MOST_BYTES if w.dtype in _BYTES else MOST).get(x.dtype, 0)
+    rows, columns = x.shape[0], w.stride[0] != 1
+    most = (MOST_BYTES if w.dtype in _BYTES else MOST).get(x.dtype, 0)
     if not _is_few(rows, most) or not _fits(x, w, bias, result):
         return None
-    numbers: list[Dim] = [rows, x.shape[1], w.shape[1], x.offset, x.stride[0], w.offset, w.stride[1]]
+    numbers: list[Dim] = [
+        rows,
+        x.shape[1],
+        w.shape[1],
+        x.offset,
+        x.stride[0],
+        w.offset,
+        w.stride[not columns],
+    ]
     numbers += [bias[0].offset, bias[0].stride[0]] if bias else [0, 0]
     numbers += [result.offset, result.stride[0]]
     names = [ref.name for ref in (x, w, *bias, result)]
     condition = "" if known(">=", most - rows) else f"0 < {rows} <= {most}"
-    return Own(_function(x.dtype, w.dtype, bool(bias)), names, numbers, condition)
+    text = columns_cpp.TEXT if columns else _TEXT
+    return Own(_function(text, x.dtype, w.dtype, bool(bias)), names, numbers, condition)
 
 
 def _is_few(rows: Dim, most: int) -> bool:
@@ -129,17 +141,18 @@ def _is_few(rows: Dim, most: int) -> bool:
 
 
 def _fits(x: BufRef, w: BufRef, bias: list[BufRef], result: BufRef) -> bool:
-    """Whether rows are contiguous and the weights worth it."""
+    """Whether rows, or columns, of the weights are contiguous, and the weights worth it."""
     if {ref.dtype for ref in (x, *bias, result)} != {x.dtype} or w.dtype not in (x.dtype, *_BYTES):
         return False
-    if any(type(n) is Size for n in (*w.shape, x.stride[1], w.stride[0], result.stride[1])):
+    if any(type(n) is Size for n in (*w.shape, x.stride[1], *w.stride, result.stride[1])):
         return False
     if hint(w.shape[0]) * hint(w.shape[1]) < LEAST or any(len(ref.shape) != 1 for ref in bias):
         return False
-    return x.stride[1] == 1 and w.stride[0] == 1 and result.stride[1] == 1
+    along = w.stride[0] == 1 or w.stride[1] == 1 and w.dtype == x.dtype
+    return along and x.stride[1] == 1 and result.stride[1] == 1
 
 
-def _function(dtype: torch.dtype, weights: torch.dtype, biased: bool) -> CFunction:
+def _function(text: str, dtype: torch.dtype, weights: torch.dtype, biased: bool) -> CFunction:
     width = machine_width()
     facts = {
         "kind": _TYPES[dtype],
@@ -151,6 +164,6 @@ def _function(dtype: torch.dtype, weights: torch.dtype, biased: bool) -> CFuncti
         "work": PARALLEL_WORK,
         "fixed": config.threads or 0,
     }
-    name = f"dm_product_{digest(_TEXT, repr(sorted(facts.items())))[:12]}"
+    name = f"dm_product_{digest(text, repr(sorted(facts.items())))[:12]}"
     types = (_TYPES[dtype], str(facts["weight"]), *[_TYPES[dtype]] * (1 + biased))
-    return CFunction(name, _TEXT.format(name=name, **facts), types, frozenset({width}), sizes=True)
+    return CFunction(name, text.format(name=name, **facts), types, frozenset({width}), sizes=True)

@@ -43,6 +43,26 @@ def test_any_number_of_rows(dtype, k, n, biased):
             near(compiled(x), x, w, bias)
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("k", "n"), [(512, 512), (515, 303), (1, 70000), (2113, 33), (70, 2500)])
+@pytest.mark.parametrize("biased", [False, True], ids=["", "bias"])
+def test_weights_whose_columns_are_side_by_side(dtype, k, n, biased):
+    """transformers' Conv1D (GPT-2) keeps its weights so; a library takes ten times as long for halves."""
+    generator = torch.Generator().manual_seed(k)
+    w = torch.randn(k, n + 7, generator=generator).to(dtype)[:, 5 : n + 5]
+    bias = torch.randn(2 * n, generator=generator).to(dtype)[::2] if biased else None
+    compiled = dynamotor.compile(lambda x: F.linear(x, w.t(), bias))
+    x = torch.randn(MOST[dtype] + 1, k + 2, generator=generator).to(dtype)[:, 1:-1]
+    assert f"if 0 < s0 <= {MOST[dtype]} else" in launched(lambda x, w: F.linear(x, w.t(), bias), x[:4], w)
+    with torch.no_grad():
+        for rows in (3, 1, 2, 4, 5, 7, 8, 13, MOST[dtype], MOST[dtype] + 1, 0):
+            given = x[:rows]
+            dynamotor.mark_dynamic(given, 0)
+            near(compiled(given), given, w.t(), bias)
+    with config.patch(isa="portable"):
+        near(dynamotor.compile(lambda x: F.linear(x, w.t(), bias), dynamic=False)(x[:6]), x[:6], w.t(), bias)
+
+
 @pytest.mark.parametrize("isa", ["avx512", "avx2", "portable"])
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_any_instruction_set(dtype, isa, monkeypatch):
@@ -69,6 +89,8 @@ def test_threads_share_the_weights():
     try:
         with torch.no_grad():
             near(dynamotor.compile(lambda x, w: F.linear(x, w))(x, w), x, w)
+            columns = w.t().contiguous().t()
+            near(dynamotor.compile(lambda x, w: F.linear(x, w))(x, columns), x, columns)
     finally:
         torch.set_num_threads(1)
 
@@ -79,9 +101,9 @@ def test_the_call_chooses_by_the_number_of_rows():
     assert f"if 0 < s0 <= {MOST[torch.float32]} else mm(" in text
     text = str(dynamotor.lower(lambda x, w: F.linear(x, w), torch.randn(4, 512), w).call_program)
     assert "mm" in text and " else " not in text, "a fixed number"
-    for w in (torch.randn(512, 512).t(), torch.randn(64, 512), torch.randn(512, 512).double()):
+    for w in (torch.randn(1024, 1024)[::2, ::2], torch.randn(64, 512), torch.randn(512, 512).double()):
         text = launched(lambda x, w: F.linear(x, w), torch.randn(4, 512).to(w.dtype), w)
-        assert " else " not in text, "columns of weights, few weights, doubles"
+        assert " else " not in text, "neither rows nor columns of weights, few weights, doubles"
 
 
 def test_numbers_that_are_not_finite_stay_so():
