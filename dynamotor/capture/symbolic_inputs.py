@@ -66,7 +66,8 @@ class SizePolicy:
     symbolic: whether the backend takes graphs with symbols for tensors of a device (its type), and (True)
     such that data decides. varying:
     sizes, strides and integers that differed between calls. guessed: sizes that are symbols beside a varying
-    one although they have not differed yet, None after a backend refused them. apart: pairs of sources that
+    one although they have not differed yet, None after a backend refused them. followed: those that equalled a varying one
+    where they were first met. apart: pairs of sources that
     were equal at one call and not at another. replaced: buffers that the program sets anew. refused: why sizes stay numbers all the same.
     """
 
@@ -74,6 +75,7 @@ class SizePolicy:
     symbolic: Callable[[str, bool], bool] = lambda device, of_data: True
     varying: set[Source] = field(default_factory=set)
     guessed: set[Source] | None = field(default_factory=set)
+    followed: set[Source] = field(default_factory=set)
     apart: set[frozenset[Source]] = field(default_factory=set)
     replaced: set[Source] = field(default_factory=set)
     seen: dict[int, dict[Source, int]] = field(
@@ -110,13 +112,15 @@ class SizePolicy:
         )
 
     def follows(self, source: Source, value: int) -> bool:
-        """Whether a size that is met for the first time equals the former value of a varying one: a cache is as long as the
-        first prompt.
+        """Whether a size equals, where it is met for the first time, the former value of a varying one: a cache is as long
+        as the first prompt.
         """
         new = self.dynamic is not False and not any(source in numbers for numbers in self.seen.values())
-        return new and any(
+        if new and any(
             numbers.get(other) == value for numbers in self.seen.values() for other in self.varying
-        )
+        ):
+            self.followed.add(source)
+        return new and source in self.followed
 
     def again(self) -> SizePolicy:
         """The same choices for another callable, of which nothing is known yet."""

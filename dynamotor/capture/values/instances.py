@@ -93,10 +93,21 @@ class _FunctionInstance(UserObject):
     __slots__ = ()
 
     def reconstruct(self, emitter: ResultEmitter) -> str:
-        raise unsupported("reconstruct", "an instance of an autograd function leaves the captured region")
+        raise unsupported("reconstruct", f"{self.describe()} leaves the captured region")
 
 
-# The content of an instance that such a `__new__` has made, before `__init__`.
+class _Descriptor(_FunctionInstance):
+    """An instance of a class derived from `property`, of which only the class is known: `Categorical.logits` is
+    one, and distributions ask for its class.
+    """
+
+    __slots__ = ()
+
+    def getattr(self, trace: Trace, name: str) -> Value:
+        unsupported_if(name != "__class__", "unsupported-call", f"`{name}` of {self.describe()} is read")
+        return trace.make(self.cls)
+
+
 _EMPTY: dict[Any, Callable[[type], Value | None]] = {
     dict.__new__: lambda cls: DictValue([], kind=OrderedDict if issubclass(cls, OrderedDict) else dict),
     list.__new__: lambda cls: ListValue([]),
@@ -134,6 +145,8 @@ def builtin_new(
         return new_exception(trace, cls, args)
     if issubclass(cls, torch.autograd.Function):
         return _FunctionInstance(cls)
+    if maker is property.__new__ and cls is not property:
+        return _Descriptor(cls)
     if maker in _EMPTY:
         return UserObject(cls, base=_EMPTY[maker](cls))
     if issubclass(cls, tuple) and maker is tuple.__new__:
@@ -438,7 +451,7 @@ def _init(base: Any, trace: Trace, obj: Value, /, *args: Value, **kwargs: Value)
     raise unsupported("unsupported-call", f"{base.__name__}.__init__ of an existing object")
 
 
-for _made in (dict, list, set, OrderedDict, defaultdict):
+for _made in (dict, list, set, property, OrderedDict, defaultdict):
     builtin_rule(_made.__init__)(functools.partial(_init, _made))
 
 
