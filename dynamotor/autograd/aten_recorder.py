@@ -11,6 +11,7 @@ import bisect
 import functools
 import itertools
 import operator
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +80,7 @@ class GraphRecorder:
         self.arrived: list[ShapeTensor] = []
         self.graded = False  # whether an input asks for a gradient
         self.once: list[torch.fx.Node] = []  # results of calls that a second derivative does not repeat
+        self.wrote: list[torch.Tensor] = []  # by users' ops of the torch graph's node that runs
         self._constant_nodes: dict[int, TracedAlias] = {}
         self._last_placeholder: torch.fx.Node | None = None
 
@@ -378,19 +380,21 @@ class GraphRecorder:
         given = inplace.all_arguments(func, args, kwargs)
         counts = written_counts(func, given)
         form = functional_op(func, counts)
-        tensors = [self.alias_of(t) for t in leaves_in(list(given.values())) if isinstance(t, ShapeTensor)]
+        written = [t for name in written_names(func) for t in leaves_in([given[name]]) if t is not None]
+        tensors = [t for t in leaves_in(list(given.values())) if isinstance(t, ShapeTensor)]
+        shown = Counter(self.alias_of(t).memory for t in tensors)
         UnsupportedOp.when(
-            len({alias.memory for alias in tensors}) < len(tensors),
+            any(isinstance(t, ShapeTensor) and shown[self.alias_of(t).memory] > 1 for t in written),
             "DM229",
             f"{func} writes memory that another argument shares",
             cure="clone() the argument",
         )
         made = self.record(form, tuple(given.values()), {})
         results = list(made) if isinstance(made, (tuple, list)) else [made]
-        written = [t for name in written_names(func) for t in leaves_in([given[name]]) if t is not None]
         new = results[: len(results) - len(written)]
         for target, value in zip(written, results[len(new) :], strict=True):
             self.assign(target, value)
+        self.wrote += written
         return inplace.with_written(func, new, given)
 
     def _record_write(self, func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

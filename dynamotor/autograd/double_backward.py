@@ -20,12 +20,14 @@ from ..base.errors import BackendError
 from ..base.events import emit
 from ..graph.modes import UnderSettings, autocast_state
 from ..graph.module import graph_module
-from ..graph.op_facts import is_collective, is_custom
+from ..graph.op_facts import facts, is_collective, is_custom, written_names
 from ..graph.private_draws import default_generator
 from ..graph.shape_tensor import ShapeTensor, recording
+from ..graph.sizes import leaves_in
 from ..graph.spec import Compiled, TensorSpec
 from ..graph.tensor_subclass import is_wrapper
 from .extract import inputs_of
+from .inplace import all_arguments, with_written
 from .joint import Joint
 from .recipe import Recipe
 from .simplify import has_effect
@@ -288,11 +290,15 @@ class _Repeat(torch.fx.Interpreter):
             return super().run_node(n)
 
     def record(self, func: compat.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The result of an op that the call makes."""
+        """The result of an op that the call makes, and its writes."""
         if not is_custom(func):
             return func(*args, **kwargs)
-        found = [next(self.results).clone() for _ in func._schema.returns]
-        return found[0] if len(found) == 1 else tuple(found)
+        given = all_arguments(func, args, kwargs)
+        found = [next(self.results).clone() for place in facts(func).returns if place is None]
+        for target in leaves_in([given[name] for name in written_names(func)]):
+            if target is not None:
+                target.copy_(next(self.results))
+        return with_written(func, found, given)
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:

@@ -251,6 +251,7 @@ def run_torch_graph(
         memories = [env[n].note.memory for n in node.all_input_nodes if type(env[n]) is ShapeTensor]
         given = [(memory, memory.version) for memory in memories]
         zeros = _zeros_made(node.target, [*args, *kwargs.values()])
+        recorder.wrote = []
         try:
             if "live" in node.meta:
                 raise UnsupportedOp(*node.meta["live"])
@@ -267,7 +268,9 @@ def run_torch_graph(
             raise
         _note_order(given, env[node])
         if recorder.graded and "once" in node.meta:
-            recorder.once += [read(result.note, recorder.emit) for result in tree_leaves(env[node])]
+            wrote = set(map(id, recorder.wrote))  # returned or not, their content comes behind the results
+            fresh = [t for t in tree_leaves(env[node]) if t is not None and id(t) not in wrote]
+            recorder.once += [read(t.note, recorder.emit) for t in (*fresh, *recorder.wrote)]
         if isinstance(node.target, Apply):
             recorder.applied += [(t.note, node) for t in _views_of(args, env[node])]
         recorder.made.append((compat.sequence_number(), node))

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dynamotor
-from dynamotor.base.events import collect
+from dynamotor.base.events import collect, counters
 from dynamotor.graph.custom_writes import functional_op
 from dynamotor.graph.shapes import UnsupportedOp
 
@@ -60,6 +60,14 @@ PROGRAMS: dict[str, Callable[[Any, torch.Tensor], Any]] = {
         a,
         b,
     ),
+    "reads two views of one tensor": lambda ops, x: (
+        q := torch.stack([x * 2, x + 1]).unbind(0),
+        a := x * 1,
+        b := x * 2,
+        ops.scaled(q[0], a, q[1], b=b)[0] + 1,
+        a,
+        b,
+    ),
 }
 
 
@@ -68,8 +76,48 @@ def test_a_custom_op_that_writes_stays_in_the_graph(ops: Any, program: str) -> N
     given, expected_given = torch.arange(3.0), torch.arange(3.0)
     expected = PROGRAMS[program](ops, expected_given)
     compiled = dynamotor.compile(lambda x: PROGRAMS[program](ops, x), fullgraph=True)
+    before = counters["fallback"]["aot.DM229"]
     torch.testing.assert_close(compiled(given), expected)
     torch.testing.assert_close(given, expected_given)
+    assert counters["fallback"]["aot.DM229"] == before
+
+
+WRITES: dict[str, Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "without a result": lambda ops, x, w: (f := torch.empty_like(x), ops.into(f, x), w * f)[2],
+    "with a result": lambda ops, x, w: (f := torch.zeros_like(x), w * ops.bump(f, x) + w * f * f)[1],
+    "returned": lambda ops, x, w: (
+        a := x * 1,
+        b := x * 2,
+        pair := ops.scaled(x, a, x + 5, b=b),
+        w * pair[0] + w * pair[1] * a * b,
+    )[3],
+}
+
+
+@pytest.mark.parametrize("program", WRITES)
+def test_second_derivatives_see_the_writes_of_an_op_that_is_not_repeated(program: str) -> None:
+    """Its Python may read something else later; its results were kept, and its writes were not."""
+    with torch.library._scoped_library("writes", "DEF") as library:
+        library.define("into(Tensor(a!) dst, Tensor src) -> ()")
+        library.define("bump(Tensor(a!) dst, Tensor src) -> Tensor")
+        library.define(
+            "scaled(Tensor src, Tensor(a!) a, Tensor more, *, Tensor(b!) b) -> (Tensor, Tensor(a!))"
+        )
+        library.impl("into", lambda dst, src: (dst.copy_(src), None)[1], "CPU")
+        library.impl("bump", lambda dst, src: dst.add_(src) * 2, "CPU")
+        library.impl("scaled", lambda src, a, more, *, b: (b.sub_(src) + a.add_(more), a), "CPU")
+        fake = functools.partial(torch.library.register_fake, lib=library)
+        fake("writes::into", lambda dst, src: None)
+        fake("writes::bump", lambda dst, src: torch.empty_like(dst))
+        fake("writes::scaled", lambda src, a, more, *, b: (torch.empty_like(src), a))
+        ops, found = torch.ops.writes, []
+        for compile_ in (dynamotor.compile, lambda f, **options: f):
+            function = compile_(lambda x, w: WRITES[program](ops, x, w).sin().sum(), fullgraph=True)
+            x, w = torch.arange(1.0, 4.0), torch.tensor([0.5, -1.0, 2.0], requires_grad=True)
+            value = function(x, w)
+            (first,) = torch.autograd.grad(value, w, create_graph=True)
+            found.append((value, first, *torch.autograd.grad(first.sum(), w)))
+    torch.testing.assert_close(*found)
 
 
 def test_a_custom_op_that_writes_what_another_argument_shows_is_left_to_eager(ops: Any) -> None:
