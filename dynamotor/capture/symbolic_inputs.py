@@ -158,7 +158,8 @@ class SizePolicy:
             elif kind is SizesHold:
                 self.apart.update(row.told_apart(args))
         others = {row.source for row in guards if type(row) in (IdIs, TensorIs) and not row.check(args)}
-        if all(isinstance(s.base, DictItem) and s.base.key == "_buffers" for s in others):
+        tables = {(s.base.key, s.is_held) if isinstance(s.base, DictItem) else None for s in others}
+        if tables <= {("_buffers", True), ("_buffers", False), ("_parameters", True)}:
             self.replaced |= others
         if self.guessed is not None:
             self.guessed |= self._guesses([row for row in guards if type(row) is TensorMatch])
