@@ -755,21 +755,30 @@ class Fuser:
         }
 
     def _ordered(self) -> list[Group | ExternNode]:
-        """In program order, but writes to inputs run as soon as they can: their operands (gradients) are
-        free then.
+        """In program order, each item behind those that it needs. Writes to inputs run as soon as they can:
+        their operands (gradients) are free then.
         """
         done = 0
         order: list[Group | ExternNode] = []
         left = {at: item for at, item in enumerate(self.items) if item is not None}
         early = [at for at, item in left.items() if isinstance(item, Group) and self._is_update(item)]
-        later = [at for at in left if at not in set(early)]
-        while left:
-            ready = next((i for i in early if self.before[i] & ~done == 0), None)
-            at = next(i for i in later if self.before[i] & ~done == 0) if ready is None else ready
-            (later if ready is None else early).remove(at)
-            done |= 1 << at
-            order.append(left.pop(at))
+        for at in [at for at in left if at not in set(early)] + early:
+            while at in left:
+                ready = next((i for i in early if i in left and not self.before[i] & ~done), None)
+                chosen = self._first_needed(at, done) if ready is None else ready
+                done |= 1 << chosen
+                order.append(left.pop(chosen))
         return order
+
+    def _first_needed(self, at: int, done: int) -> int:
+        """The first item that one needs and that can run now; itself where it needs no other."""
+        missing = self.before[at] & ~done
+        while missing:
+            bit = missing & -missing
+            if not self.before[bit.bit_length() - 1] & ~done:
+                return bit.bit_length() - 1
+            missing ^= bit
+        return at
 
     def _is_update(self, group: Group) -> bool:
         """Whether all that a group makes is new contents of inputs, or is copied into one by another."""

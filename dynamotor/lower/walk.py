@@ -19,11 +19,19 @@ from .realize import count_readers
 from .value import LoopValue
 
 
+def _tell_phases(graph: fx.Graph) -> None:
+    """Nodes that passes put into the backward of a whole step belong to it, as their operands do."""
+    for node in graph.nodes:
+        if any(arg.meta.get("phase") == "backward" for arg in node.all_input_nodes):
+            node.meta["phase"] = "backward"
+
+
 def lower_nodes(gm: fx.GraphModule, info: GraphInfo) -> tuple[LoopBuilder, list[str], tuple[Any, ...]]:
     """Run the rules over the graph; gives the state, the input buffers' names and the outputs."""
     ctx = LoopBuilder(info, gm.meta.get("shape_env"))
     ctx.on_gpu = ctx.on_gpu or any(_is_on_gpu(node) for node in gm.graph.nodes)
     ctx.readers = count_readers(gm.graph)
+    _tell_phases(gm.graph)
     output = next(n for n in reversed(gm.graph.nodes) if n.op == "output")
     returned = arguments(output)[0]
     flat_outputs = returned if isinstance(returned, (tuple, list)) else (returned,)

@@ -8,6 +8,7 @@ from harness import check, loop_steps, lowered
 
 from dynamotor.base.events import collect
 from dynamotor.graph.spec import GraphInfo
+from dynamotor.lower.fusion import Fuser
 from dynamotor.lower.index_expr import Index, Var, flatten, unflatten
 from dynamotor.lower.lower_graph import lower_graph
 from dynamotor.lower.space import Split, match
@@ -180,3 +181,10 @@ def test_a_sum_that_touches_nothing_of_a_kernel_is_read_beside_it_there():
 
     x, weights = torch.randn(512, 64), [torch.randn(64, 64) / 8 for _ in range(3)]
     check(fn, x, torch.randn(512, 1), x.flip(0), *weights, kernels=1, tolerance=1e-4)
+
+
+def test_items_run_in_program_order_behind_what_they_need():
+    fuser = Fuser([], (), ())
+    fuser.items = ["first", "needs the last", "needs that", "needs nothing", "last"]
+    fuser.before = [0, 0b10000, 0b10010, 0, 0]
+    assert fuser._ordered() == ["first", "last", "needs the last", "needs that", "needs nothing"]

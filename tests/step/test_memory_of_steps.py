@@ -97,3 +97,28 @@ def test_weights_are_cast_once_although_their_update_reads_them():
     (texts,) = [e.data for e in passes if e.data["name"] == "compute again"]
     casts = [texts[when].count("_weight, dtype=torch.bfloat16)") for when in ("before", "after")]
     assert casts == [2, 2]
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = (nn.Parameter(torch.randn(2, 16, 16) / 4) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ends = torch.tensor([16, 32], dtype=torch.int32)
+        up = torch.nn.functional.grouped_mm(x, self.up, offs=ends)
+        return x + torch.nn.functional.grouped_mm(nn.functional.silu(up), self.down, offs=ends)
+
+
+def test_an_operand_of_a_product_of_groups_is_made_again_in_the_backward():
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 16, dtype=torch.float32), torch.randn(32, 16)
+    model = nn.Sequential(Experts(), Experts())
+    with dynamotor.config.patch(target="triton"), collect("code") as codes:
+        step = dynamotor.compile_step(model, nn.functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1))
+        for _ in range(2):
+            step(x, y)
+    lines = codes[-1].data["python"].splitlines()
+    made = [n for n, line in enumerate(lines) if "silu_default" in line]
+    (loss,) = (n for n, line in enumerate(lines) if "mse_loss_backward" in line)
+    assert len(made) == 4 and made[1] < loss < made[2] and made[3] - made[2] > 3  # each beside its gradients
