@@ -18,7 +18,7 @@ LIMITS = {
     "codegen": 8_660,
     "distributed": 2_060,
     "graph": 6_745,
-    "lower": 6_510,
+    "lower": 6_520,
     "runtime": 1_500,
     "step": 2_504,
     "tools": 2_830,

@@ -172,8 +172,10 @@ def test_a_kernel_with_another_constant(monkeypatch):
 
 
 def test_the_last_of_equal_maxima(monkeypatch):
-    compares = cpp_prelude._SECTIONS["more_ less_"].replace("here<at", "here>at")
-    monkeypatch.setitem(cpp_prelude._SECTIONS, "more_ less_", compares)
+    name = next(name for name in cpp_prelude._SECTIONS if name.startswith("more_ less_"))
+    compares = cpp_prelude._SECTIONS[name].replace("here<at", "here>at")
+    assert compares != cpp_prelude._SECTIONS[name]
+    monkeypatch.setitem(cpp_prelude._SECTIONS, name, compares)
     caught("DM922", lambda x: x.argmax(1), (torch.ones(3, 45),))
 
 
