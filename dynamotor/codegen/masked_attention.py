@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -103,10 +104,11 @@ def _body(mask: str, n_reads: int) -> Body:
     """The formula as a function of four numbers and the tensors that it reads."""
     graph = fx.Graph()
     names = [*PLACES, *[f"r{i}" for i in range(n_reads)]]
-    given = {name: fx.Proxy(graph.placeholder(name)) for name in names}
+    given: dict[str, Any] = {name: fx.Proxy(graph.placeholder(name)) for name in names}
 
-    def index(tensor: fx.Proxy, at: tuple[fx.Proxy, ...]) -> fx.Proxy:  # `tensor[at]` would read the numbers
-        return fx.Proxy(graph.call_function(aten.index.Tensor, (tensor.node, [i.node for i in at])))
+    def index(tensor: fx.Proxy, at: tuple[Any, ...]) -> fx.Proxy:  # `tensor[at]` would read the numbers
+        places: list[Any] = [given["b"] * 0 + i if isinstance(i, int) else i for i in at]
+        return fx.Proxy(graph.call_function(aten.index.Tensor, (tensor.node, [i.node for i in places])))
 
     graph.output((evaluated(mask, given, index).node,))
     return Body(fx.GraphModule({}, graph), n_reads, Leaf(0))

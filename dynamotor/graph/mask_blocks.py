@@ -99,11 +99,11 @@ def _whole_number(flag: Term) -> Term:
     return Term(flag.of, flag.exact.long())
 
 
-def _read(tensor: torch.Tensor, at: tuple[Term, ...]) -> Term:
-    of = frozenset[str]().union(*(i.of for i in at))
+def _read(tensor: torch.Tensor, at: tuple[Term | int, ...]) -> Term:
+    of = frozenset[str]().union(*(i.of for i in at if isinstance(i, Term)))
     if len(of) > 1 or tensor.dtype not in (torch.int64, torch.int32, torch.bool):
         raise NoBounds  # floats have no ends where they are NaN; narrow integers wrap around
-    return Term(of, tensor[tuple([i.exact for i in at])])
+    return Term(of, tensor[tuple([i.exact if isinstance(i, Term) else i for i in at])])
 
 
 def shown(mask: str, reads: Tensors, sizes: Sequence[int], device: torch.device) -> torch.Tensor:

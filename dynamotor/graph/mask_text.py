@@ -53,8 +53,9 @@ def _atom(atom: Any, reads: Sequence[Any]) -> str:
     if kind is Magnitude:
         return f"abs({_sum(atom.of, reads)})"
     if kind is Read:
-        # A number among tensors would select a part of the tensor first.
-        at = ",".join(_sum(i, reads) if i.terms else f"0*k{i.constant:+d}" for i in atom.at)
+        # Numbers alone would make an element of no dimensions.
+        alone = not any(i.terms for i in atom.at)
+        at = ",".join(f"0*k{i.constant:+d}" if alone else _sum(i, reads) for i in atom.at)
         text = f"r{reads.index(atom.node)}[{at}]"
         return f"int({text})" if atom.is_condition else text
     raise NoFormula

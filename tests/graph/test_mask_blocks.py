@@ -22,7 +22,7 @@ MASKS = {
     "queries alone": "q-200>=0",
     "everything": "q>=0",
     "documents": "(q-k>=0)&(r0[b,k]-r0[b,q]==0)",
-    "flags": "(q-k>=0)&(int(r1[b,0*k+0,0*k+0,k])-1==0)",
+    "flags": "(q-k>=0)&(int(r1[b,0,0,k])-1==0)",
     "either": "(int(r1[b,0*k+0,0*k+0,k])==0)|(r0[b,q]-r0[b,k]-2>=0)",
     "multiples": "2*q-3*k+5*h-7>=0",
 }
@@ -53,7 +53,7 @@ def test_blocks_of_random_formulas_hold_all_that_they_show(seed):
     reads = torch.randint(-300, 300, (2, 300)), torch.rand(2, 1, 1, 300) < 0.5
 
     def number():
-        atom = draw.choice(["q", "k", "h", "b", "r0[b,q]", "r0[b,k]", "int(r1[b,0*k+0,0*k+0,k])"])
+        atom = draw.choice(["q", "k", "h", "b", "r0[b,q]", "r0[b,k]", "int(r1[b,0,0,k])", "r0[1,q]"])
         atom = draw.choice([atom, f"(({atom}-150)//{draw.choice([2, 7, 64])})", f"abs({atom}-100)"])
         return draw.choice(["", "2*", "3*"]) + atom
 

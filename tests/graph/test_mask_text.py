@@ -74,6 +74,18 @@ def test_sizes_that_differ_between_calls_have_no_text():
         text_of(at_least(q - affine(Amount("s", None))), [])
 
 
+def test_a_read_of_one_side_speaks_of_no_other():
+    """Kernels load such a number once for a row or a column, not for each place of a tile."""
+    first = [affine(Read("ids", (affine(0), place))) for place in (k, q)]
+    text = text_of(is_zero(first[0] - first[1]), ["ids"])
+    assert text == "r0[0,k]-r0[0,q]==0"
+    places = {"q": torch.arange(12)[:, None], "k": torch.arange(15)}
+    assert torch.equal(evaluated(text, places | {"r0": IDS}), IDS[0, :12, None] == IDS[0])
+    assert evaluated(
+        text_of(is_zero(affine(Read("ids", (affine(0), affine(1))))), ["ids"]), places | {"r0": IDS}
+    ).shape
+
+
 @pytest.mark.parametrize("text", ["__import__('os')", "q.real", "open(q)", "q if k else b", "[q]", "q < k"])
 def test_what_is_no_formula_is_not_evaluated(text):
     with pytest.raises((ValueError, KeyError)):
