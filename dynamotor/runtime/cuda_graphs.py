@@ -2,11 +2,11 @@
 one launch.
 
 Parameters keep their addresses, and so do large inputs that the call writes (the caches of a decoder); other
-inputs are copied to where the recording found them, and back where they are written. The results of a replay
-gives is never overwritten while it is referenced: small results are copied out, others are in memory of the
-recording, which is not replayed until they are let go of (another recording of the same call takes its place
-meanwhile, or the plain call). Where a replay would be wrong, the call runs plainly, and the reason is
-counted.
+inputs are copied to where the recording found them, and back where they are written. A result of a replay is
+never overwritten while it is referenced: small results are copied out, others are in memory of the recording,
+which is not replayed until they are let go of (another recording of the same call takes its place meanwhile,
+or the plain call). A recording whose large inputs have moved is kept for calls with the former ones. Where a
+replay would be wrong, the call runs plainly, and the reason is counted.
 
 >>> call = GraphedCall(program, static=frozenset({0, 1}), mutated=frozenset(), device=torch.device("cuda", 0))
 """
@@ -35,12 +35,10 @@ WARM_UP = 2  # plain calls before the recording: kernels are loaded, libraries c
 ALTERNATES = 3  # recordings of one call that are kept: while the results of one are held, another is replayed
 RECORDINGS = 8  # recordings that were hardly replayed before no more are made: parameters move too often
 WORTH = 16  # replays that make up for a recording
-MOST_KEPT = (
-    64 << 20
-)  # bytes of results: a recording whose inputs have moved is kept, since they may come back
-TINY = (
-    1 << 12
-)  # bytes of an input that is written and always copied: counters have other places in each cache
+# Bytes of results: a recording with fewer is kept when its inputs have moved, since they may come back.
+MOST_KEPT = 64 << 20
+# Bytes of an input that is written and always copied: counters have other places in each cache.
+TINY = 1 << 12
 SMALL = 1 << 20  # bytes: results of the user's up to here are copied out of the recording
 MOST_COPIED = 256 << 20  # bytes of inputs that a replay may copy; a call with more runs plainly
 _use_count = compat.storage_use_count
