@@ -124,8 +124,8 @@ class Kernels:
     """A case's functions; being built, those of a backward where gradients are on."""
 
     def __init__(self, case: Case, which: Sequence[str] = ("forward", "delta", "queries", "keys")) -> None:
-        of_places = case.mask is not None and not case.mask_reads
-        self.forward = "" if case.rows is not None and of_places and "forward" in which else "forward"
+        masked = case.rows is not None and case.mask is not None
+        self.forward = "" if masked and "forward" in which else "forward"
         which = which if self.forward else ("partial", *which)
         self.device = case.query.device
         self._functions = {what: getattr(flex_kernels, what)(case) for what in which}
@@ -138,9 +138,7 @@ class Kernels:
                 triton_build.start_kernel(self._jobs[what])
 
     def forward_for(self, by_row: Tensors) -> str:
-        """Which forward suits a mask: by the first one's share of blocks that are masked in part. A mask that
-        reads tensors (documents) is quicker with the other's tiles.
-        """
+        """Which forward suits a mask: by the first one's share of blocks that are masked in part."""
         if not self.forward and self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return "forward"
         if not self.forward:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,7 +89,11 @@ _SAME = ("alias", "clone", "detach", "_to_copy", "expand", "view", "convert_elem
 _ENDS: dict[str, Callable[[int, int], int]] = {
     "add": operator.add, "sub": operator.sub, "mul": operator.mul, "maximum": max, "minimum": min,
 }  # fmt: skip
-_POSITIONS = {"add", "sub", "neg", "floor_divide", "remainder", *_COMPARES, *_SAME, "index", "where"}
+_TILES = ("s", "plain")  # arguments that are tiles of scores
+_NUMBERS = ("scalar_tensor", "full")
+_POSITIONS = {
+    "add", "sub", "neg", "floor_divide", "remainder", *_COMPARES, *_SAME, *_NUMBERS, "index", "where",
+}  # fmt: skip
 
 
 @dataclass
@@ -153,9 +157,11 @@ class TileFunction:
         tangent: str = "",
         early: Early | None = None,
         number: Callable[[Dim], str] = str,
+        along: Mapping[str, str] | None = None,
     ) -> str:
         """Append the lines; gives the text of the result, or of the first argument's gradient. number: how
-        the strides of tensors are written that it reads.
+        the strides of tensors are written that it reads. along: arguments that are vectors along a side of
+        the tile, and the index that broadcasts them.
         """
         wanted = self.gradient if tangent else self.result
         if tangent and self.identity:
@@ -165,6 +171,7 @@ class TileFunction:
         early = early or Early(tuple(given))
         known: dict[fx.Node, str] = dict(zip(self.inputs, given, strict=True))
         moving = {node for node, name in known.items() if name in early.moving} | {*self.tangents}
+        sides = self._sides(known, along or {})
         known |= dict.fromkeys(self.tangents, tangent) | early.names
         needed, found = [wanted], set()
         while needed:
@@ -176,14 +183,26 @@ class TileFunction:
             if node in found:
                 moves = not moving.isdisjoint(node.all_input_nodes)
                 lines, letter = (out, "w") if moves else (early.lines, "e")
-                text = self._text(node, known, lines, letter, number)
+                text = self._text(node, _broadcast(node, known, sides), lines, letter, number)
                 known[node] = f"{letter}{len(lines)}"
                 lines.append(f"{known[node]} = {text}")
                 if moves:
                     moving.add(node)
                 else:
                     early.names[node] = known[node]
-        return known[wanted]
+        return known[wanted] + (sides[wanted] or "")
+
+    def _sides(self, known: Mapping[fx.Node, str], along: Mapping[str, str]) -> dict[fx.Node, str | None]:
+        """How each value is broadcast over the tile: by an index if it is a vector along one side, by none
+        ("") if it is a number, None if it is a tile.
+        """
+        sides: dict[fx.Node, str | None] = dict.fromkeys(self.tangents)
+        for node, name in known.items():
+            sides[node] = along.get(name, None if name in _TILES else "")
+        for node in self.nodes:
+            met = {sides[value] for value in node.all_input_nodes} - {""}
+            sides[node] = met.pop() if len(met) == 1 else None if met else ""
+        return sides
 
     def _text(
         self,
@@ -202,7 +221,7 @@ class TileFunction:
         compute = F32 if spec.dtype in (torch.float16, torch.bfloat16) else spec.dtype
         if name == "index":
             return self._loaded(node, known, out, letter, number)
-        if name in ("scalar_tensor", "full"):
+        if name in _NUMBERS:
             value = node.args[-1]
             return f"tl.full((), {_literal(value)}, {TRITON[spec.dtype]})"
         if name in ("zeros_like", "ones_like"):
@@ -214,7 +233,9 @@ class TileFunction:
             a, b = (self._as(v, spec.dtype, known) for v in rest)
             return f"tl.where({self._as(test, torch.bool, known)}, {a}, {b})"
         kind = _met(node.args) if name in _COMPARES or name.startswith("logical") else compute
-        operands = [self._as(v, kind, known) for v in node.args if isinstance(v, (fx.Node, bool, int, float))]
+        given = [v for v in node.args if isinstance(v, (fx.Node, bool, int, float))]
+        short = self._short(node)
+        operands = [str(v) if short and type(v) is int else self._as(v, kind, known) for v in given]
         text = self._computed(node, name, operands, kind)
         return text if compute == spec.dtype else f"({text}).to({TRITON[spec.dtype]})"
 
@@ -253,6 +274,14 @@ class TileFunction:
             a, b = (self._as(arg, dtype, known) for arg in value.args)
             return f"({a}) {_INFIX[_name(value)]} ({b})"
         return f"({known[value]}).to({TRITON[dtype]})"
+
+    def _short(self, node: fx.Node) -> bool:
+        """Whether 32 bits hold an operation on positions, so that its numbers need no type: with one of 64
+        bits, each element of a tile would be computed in two registers.
+        """
+        given: list[Any] = [self.ranges.get(v) if isinstance(v, fx.Node) else (v, v) for v in node.args]
+        inside = all(r is not None and r[0] >= -(2**31) and r[1] < 2**31 for r in given)
+        return inside and (node in self.ranges or _name(node) in _COMPARES)
 
     def _small(self, *values: Any) -> bool:
         """Whether all are integers that float32 holds, the first one computed."""
@@ -293,6 +322,18 @@ class TileFunction:
         return f"({loaded}) != 0" if spec.dtype == torch.bool else loaded
 
 
+def _broadcast(
+    node: fx.Node, known: dict[fx.Node, str], sides: Mapping[fx.Node, str | None]
+) -> dict[fx.Node, str]:
+    """`known` for a node's operands: vectors that meet a tile or the other side are broadcast. Until then
+    they are loaded and computed in one dimension: a row of a tile would keep the layout of its load, and
+    the tile that it meets may be moved to that layout.
+    """
+    if sides[node] is not None:
+        return known
+    return {value: text + (sides.get(value) or "") for value, text in known.items()}
+
+
 def _range(node: fx.Node, known: dict[fx.Node, Range]) -> Range | None:
     """The least and the greatest that a position may be, by those of its operands; None: not known."""
     given = [
@@ -307,6 +348,8 @@ def _range(node: fx.Node, known: dict[fx.Node, Range]) -> Range | None:
         ends = [low // first, high // first]
         if name == "remainder":
             ends = [low % first, high % first] if ends[0] == ends[1] else [0, first - 1]
+    elif name == "neg":
+        ends = [-high, -low]
     elif name in _SAME or name in _ENDS:
         ends = [_ENDS.get(name, min)(a, b) for a in (low, high) for b in (first, last)]
     else:

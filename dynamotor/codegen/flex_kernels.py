@@ -25,13 +25,14 @@ from .triton_ops import POINTER, lines_of
 
 LOG2E = 1.4426950408889634
 # Rows of queries, rows of keys, warps and stages of a kernel's tiles by how wide heads are: the quickest of
-# `python -m bench.flex --tune` on an H200 (64 and 128; causal, bfloat16).
+# `python -m bench.flex --tune` on an H200 (64 and 128; causal, bfloat16), forwards also of `bench masks`.
 TILES: dict[str, dict[int, tuple[int, int, int, int]]] = {
-    "forward": {64: (64, 128, 4, 2), 128: (128, 64, 4, 2), 256: (64, 32, 4, 2)},
-    # On an H100: a window, a score function, a mask that reads tensors.
+    "forward": {64: (128, 64, 4, 3), 128: (128, 64, 4, 2), 256: (64, 32, 4, 2)},
+    # A mask most of whose blocks are masked in part, a score function, a mask that reads tensors, and both.
     "partial": {64: (64, 64, 4, 3), 128: (128, 32, 4, 3), 256: (64, 32, 4, 2)},
     "scored": {64: (128, 128, 4, 2), 128: (128, 64, 4, 2), 256: (64, 32, 4, 2)},
-    "reading": {64: (128, 128, 4, 2), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
+    "reading": {64: (128, 128, 4, 2), 128: (128, 64, 4, 2), 256: (64, 32, 4, 2)},
+    "partial reading": {64: (128, 128, 4, 2), 128: (64, 64, 4, 2), 256: (64, 32, 4, 2)},
     "queries": {64: (64, 64, 4, 3), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
     "keys": {64: (128, 64, 4, 2), 128: (64, 64, 4, 2), 256: (32, 32, 4, 1)},
 }
@@ -213,17 +214,18 @@ class _Writer:
             self.line(f's = tl.where({" & ".join(tests)}, s, float("-inf"))')
 
     def position(self, key: bool) -> None:
-        """A line for the positions of the tile's queries or keys, as they are broadcast."""
+        """A line for the positions of the tile's queries or keys."""
         name, of, size = ("ki", "cols", self.n_k) if key else ("qi", "rows", self.n_q)
-        across = "[:, None]" if key == (self.what == "keys") else "[None, :]"
         kind = "tl.int64" if self.wide else "tl.int32"
-        self.line(f"{name} = tl.minimum({of}{across}, {size} - 1).to({kind})")
+        self.line(f"{name} = tl.minimum({of}, {size} - 1).to({kind})")
 
     def inline(self, fn: TileFunction, given: list[str], tangent: str = "") -> str:
         """Lines for a function's result, those that do not change in the loop before it; gives its text."""
         own: list[str] = []
         before = len(self.early.lines)
-        text = fn.lines(given, own, tangent, self.early, self.number)
+        down, across = ("ki", "qi") if self.what == "keys" else ("qi", "ki")
+        along = {down: "[:, None]", across: "[None, :]"}
+        text = fn.lines(given, own, tangent, self.early, self.number, along)
         place, indent = self.before_loop
         new = ["    " * indent + line for line in self.early.lines[before:]]
         self.lines[place:place] = new
@@ -360,7 +362,7 @@ def _dot(w: _Writer, a: str, b: str) -> str:
 
 def partial(case: Case) -> TritonFunction:
     """`forward`, for masks of places most of whose blocks are masked in part."""
-    return forward(case, "partial")
+    return forward(case, "partial reading" if case.mask_reads else "partial")
 
 
 def forward(case: Case, tiles: str = "") -> TritonFunction:

@@ -2,7 +2,7 @@
 
 >>> q, k = Position("q", 8), Position("k", 8)
 >>> text_of(at_least(affine(q) - affine(k)), [])
-'q-k>=0'
+'q>=k'
 >>> evaluated("q-k>=0", {"q": 3, "k": 5})
 False
 
@@ -22,6 +22,7 @@ import torch
 from .index_formulas import Affine, All, Condition, Fact, Magnitude, NoFormula, Position, Quotient, Read, Some
 
 PLACES = ("b", "h", "q", "k")
+_SIDES = {"q", "k"}
 
 
 def text_of(condition: Condition, reads: Sequence[Any]) -> str:
@@ -32,8 +33,27 @@ def text_of(condition: Condition, reads: Sequence[Any]) -> str:
         sign = "&" if type(condition) is All else "|"
         return sign.join(sorted(f"({text_of(part, reads)})" for part in condition.parts))
     if type(condition) is Fact:
-        return f"{_sum(condition.of, reads)}{condition.kind}0"
+        left, right = _by_sides(condition.of, reads)
+        if condition.kind == "==" and all(c < 0 for _, c in left.terms):
+            left, right = -left, -right
+        return f"{_sum(left, reads)}{condition.kind}{_sum(right, reads)}"
     raise NoFormula
+
+
+def _by_sides(of: Affine, reads: Sequence[Any]) -> tuple[Affine, Affine]:
+    """A sum that is compared with 0, as its terms of the query and those of the key, to be compared: a kernel
+    computes each once a row or column of its tile, and has one instruction left for each place.
+    """
+    keys: set[tuple[Any, int]] = set()
+    rest: set[tuple[Any, int]] = set()
+    for term in of.terms:
+        sides = _SIDES & names_in(_atom(term[0], reads))
+        if sides == _SIDES:
+            return of, Affine(frozenset(), 0)
+        (keys if "k" in sides else rest).add(term)
+    if not keys or not rest:
+        return of, Affine(frozenset(), 0)
+    return Affine(frozenset(rest), 0), -Affine(frozenset(keys), of.constant)
 
 
 def _sum(value: Affine, reads: Sequence[Any]) -> str:

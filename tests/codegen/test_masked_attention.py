@@ -3,6 +3,7 @@ results and gradients are eager's.
 """
 
 import functools
+import re
 
 import pytest
 import torch
@@ -15,7 +16,8 @@ from bench.triton_interpret import available
 from dynamotor import config
 from dynamotor.base.events import collect, counters
 from dynamotor.capture import siblings
-from dynamotor.codegen import masked_attention
+from dynamotor.codegen import flex_kernels, masked_attention
+from dynamotor.codegen.flex_kernels import Case
 from dynamotor.graph.mask_blocks import BLOCK
 from dynamotor.graph.spec import TensorSpec
 
@@ -123,6 +125,24 @@ def test_many_lengths_share_functions_whose_lengths_are_arguments():
         others = [each[what] for each in found[4:]]
         assert all((o.name, o.source, o.signature) == (f.name, f.source, f.signature) for o in others)
         assert f.numbers[:2] == (289, 289) and others[0].numbers[:2] == (417, 417)
+
+
+@pytest.mark.parametrize("what", ["forward", "queries", "keys"])
+def test_terms_of_one_side_are_vectors_of_32_bits(what):
+    """On a GPU a row of a tile took the whole tile of scores to the layout of its load: 3 KB of spills a thread."""
+    q, flags = (
+        TensorSpec.dense(shape, dtype, torch.device("cpu"))
+        for shape, dtype in (((2, H, 512, D), torch.bfloat16), ((2, 512), torch.bool))
+    )
+    mask = masked_attention.lines_of_mask("(q>=k)&(int(r0[b,k])-1==0)", [flags], (2, H, 512, 512))
+    source = getattr(flex_kernels, what)(Case(q, q, q, 0.5, None, mask, (flags,), 0)).source
+    assert (
+        "tl.load(f0 + (b) * 512 + (ki) * 1)" in source
+        and "ki = tl.minimum(cols, 512 - 1).to(tl.int32)" in source
+    )
+    across, down = ("[:, None]", "[None, :]") if what == "keys" else ("[None, :]", "[:, None]")
+    assert f"(qi{down}) >= (ki{across})" in source
+    assert len(re.findall(r"qi\[|ki\[", source)) == 2  # the flags are compared as vectors
 
 
 @pytest.mark.sweep(3)
