@@ -25,6 +25,8 @@ def main() -> int:
     parser.add_argument("--patience", type=float, default=100.0, help="seconds for a chunk with findings")
     parser.add_argument("--json", default="", help="where the counts and findings are written")
     args = parser.parse_args()
+    if not 0 <= args.seed < 2**40:
+        parser.error("a seed is below 2**40: seeds of programs, which are multiples, are numbers of 64 bits")
     if args.fuzzer == "worker":
         workers.work()
         return 0

@@ -118,6 +118,9 @@ class Program:
     target: str = ""  # how it is compiled, e.g. "avx2"; see fusion.TARGETS
     name: str = field(default="", compare=False)
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", self.seed % 2**63)  # as large as a generator takes
+
     def value_name(self, n: int) -> str:
         return f"x{n}" if n < len(self.inputs) else f"v{n}"
 

@@ -169,10 +169,14 @@ def reaches(roots: Iterable[Any], uses: Callable[[set[str]], bool]) -> bool:
     return False
 
 
+_DATA = frozenset((int, float, complex, bool, str, bytes, type(None), torch.Tensor, torch.nn.Parameter))
+
+
 def _inside(value: Any) -> Iterable[Any]:
     """The callables in a container, or those that a call of the value calls."""
     if isinstance(value, dict | tuple | list):
-        return value.values() if isinstance(value, dict) else value
+        items = value.values() if isinstance(value, dict) else value
+        return () if _DATA.issuperset(map(type, items)) else items  # long lists of numbers cost little
     if isinstance(value, types.MethodType):
         return value.__func__, value.__self__
     if isinstance(value, functools.partial):

@@ -28,11 +28,10 @@ from .values.size import ConditionValue, QuotientValue, SizeValue
 from .values.torch_function import HeldNumber
 
 _READS = re.compile(r"v\d+ = (outs|args)\[\d+\]|\w+ = lambda: .*")
-_NAMED = re.compile(  # of `max(dim)`, `sort`, ...
-    r"def finish\(outs, args\):\n    (\w+) = outs\[0\]\n    (\w+) = outs\[1\]\n"
-    r"    (\w+) = (\w+)\(\(\1, \2, \)\)\n    return \3\n"
-)
 _FIRST = "def finish(outs, args):\n    v0 = outs[0]\n    return v0\n"  # of most functions
+_NAMED = (
+    "def finish(outs, args):\n    v0 = outs[0]\n    v1 = outs[1]\n    v2 = {}((v0, v1, ))\n    return v2\n"
+)
 _INLINE = (int, str, bool, bytes, type(None), type(Ellipsis))
 
 
@@ -48,6 +47,7 @@ class ResultEmitter:
         self.for_frame = (
             False  # iterators are for the stack of a frame, where only a resumed capture reads them
         )
+        self.return_type: type | None = None  # the last one that was emitted (of `max(dim)`, `sort`, ...)
         self.constants: dict[str, Any] = {}
         self.outputs: list[Any] = []  # fx nodes, in the order of `outs`
         self._constant_names: dict[int, str] = {}
@@ -220,9 +220,8 @@ class ResultEmitter:
         text = "def finish(outs, args):\n" + "".join(f"    {line}\n" for line in lines)
         if text == _FIRST:
             return _C.first_result, text
-        named = _NAMED.fullmatch(text)
-        cls = self.constants.get(named[4]) if named else None
-        if named and isinstance(cls, type) and getattr(cls, "n_sequence_fields", 0) == 2:
+        cls = self.return_type
+        if cls is not None and text == _NAMED.format(self.constant(cls)):
             return _C.named_by(cls), text
         namespace = dict(self.constants)
         exec(compile(text, "<dynamotor finish>", "exec"), namespace)

@@ -34,7 +34,7 @@ from .bodies import Rehearsal, interpret, versions
 from .breaks import Unsupported, unsupported, unsupported_if
 from .guards import ConstEquals, is_constant
 from .marks import is_allowed
-from .op_state import check_functions, reaches, reads_late
+from .op_state import check_functions, reads_late
 from .polyfills import autograd_function as polyfills
 from .protocol import trusted_class
 from .rules_wrappers import WrapperValue
@@ -317,10 +317,17 @@ def _checkpoint(trace: Trace, function: Value, /, *args: Value, **kwargs: Value)
     _check_options(options, reentrant and (policy is not None or bool(given)))
     if not torch.is_grad_enabled():
         return trace.call(function, [*args], given)
-    _check_call(trace, function, args, reentrant)
+    _check_call(trace, args, reentrant)
     before = versions(trace)
     with _recomputed(trace, policy) as facts:
         result = trace.call(function, [*args], given)
+    unsupported_if(
+        not facts.asked.isdisjoint(_ASKED_ANEW | (_OF_GRADIENTS if reentrant else set())),
+        "autograd",
+        "a checkpointed function asks for a setting of PyTorch",
+        "its recomputation may find another one",
+        "pass the setting as an argument",
+    )
     _check_repeatable(trace, before, facts.has_effects)
     unsupported_if(
         facts.draws and not options["preserve_rng_state"],
@@ -345,6 +352,9 @@ _DEFAULTS: dict[str, Any] = {
     "preserve_rng_state": True,
 }
 _HARMLESS = frozenset(("use_reentrant", "determinism_check", "early_stop", "preserve_rng_state"))
+# Settings that no recomputation puts back, and questions whose answers differ in a reentrant checkpoint's forward.
+_ASKED_ANEW = {"get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled"}
+_OF_GRADIENTS = {"is_grad_enabled", "requires_grad", "is_leaf", "grad_fn"}
 
 
 def _check_options(options: dict[str, Any], for_another_kind: bool) -> None:
@@ -362,7 +372,7 @@ def _check_options(options: dict[str, Any], for_another_kind: bool) -> None:
     )
 
 
-def _check_call(trace: Trace, function: Value, args: Sequence[Value], reentrant: bool) -> None:
+def _check_call(trace: Trace, args: Sequence[Value], reentrant: bool) -> None:
     """Break at functions that a recomputation could run in another way."""
     unsupported_if(
         reentrant and not any(isinstance(a, TensorValue) and a.example.requires_grad for a in args),
@@ -370,13 +380,6 @@ def _check_call(trace: Trace, function: Value, args: Sequence[Value], reentrant:
         "a reentrant checkpoint has no argument that requires a gradient",
         "its result has none then",
         "use_reentrant=False",
-    )
-    unsupported_if(
-        _asks_settings(function, reentrant),
-        "autograd",
-        "a checkpointed function asks for a setting of PyTorch",
-        "its recomputation may find another one",
-        "pass the setting as an argument",
     )
     unsupported_if(
         not trace.sizes.policy.checkpoints,
@@ -393,6 +396,7 @@ class _Recomputed:
 
     draws: bool = False
     has_effects: bool = False
+    asked: set[str] = dataclasses.field(default_factory=set)  # settings, and facts of histories
 
 
 @contextlib.contextmanager
@@ -403,24 +407,17 @@ def _recomputed(trace: Trace, policy: SavePolicy | None) -> Generator[_Recompute
     touched, effects.touched, begun = effects.touched, {}, effects.begin()
     outer, trace.graph.recompute = trace.graph.recompute, trace.graph.recompute or policy or True
     draws, trace.calls.draws = trace.calls.draws, False
+    asked, trace.calls.asked = trace.calls.asked, facts.asked
     try:
         with trace.checkpoint_reads.inside(pending):
             yield facts
     finally:
         trace.graph.recompute = outer
         facts.draws, trace.calls.draws = trace.calls.draws, trace.calls.draws or draws
+        trace.calls.asked = asked | facts.asked
         inside, effects.touched = effects.touched, {**touched, **effects.touched}
         changed = any(not isinstance(value, ModeEffect) for value in inside)
         facts.has_effects = effects.changed_older(begun) or changed or len(effects.calls) > n_calls
-
-
-def _asks_settings(function: Value, reentrant: bool) -> bool:
-    """Whether a checkpointed function looks at settings that its recomputation does not put back. The grad mode is
-    off in the forward of a reentrant one alone."""
-    fn = _stand_in(function) if isinstance(function, FunctionValue) else getattr(function, "obj", None)
-    asked = {"get_default_dtype", "get_default_device", "are_deterministic_algorithms_enabled"}
-    asked |= {"is_grad_enabled", "requires_grad", "is_leaf", "grad_fn"} if reentrant else set()
-    return reaches([fn], lambda names: not asked.isdisjoint(names))
 
 
 def _check_repeatable(trace: Trace, before: list[tuple[TensorValue, Any]], has_effects: bool) -> None:

@@ -68,6 +68,9 @@ class TorchCalls:
 
     graded: bool = field(default_factory=torch.is_grad_enabled)
     draws: bool = False  # a call takes random numbers
+    asked: set[str] = field(
+        default_factory=set
+    )  # names of settings, and facts of tensors, that are asked for
     may_raise: bool = False  # a call raises where its data are out of range
     modes: list[Any] = field(
         default_factory=list

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import gc
 import operator
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -401,12 +402,16 @@ def _asks_for_a_leaf(x: torch.Tensor) -> torch.Tensor:
 
 
 _question = torch.is_grad_enabled
+_holder = types.SimpleNamespace(ask=torch.is_grad_enabled, table={"of": [lambda y: y.requires_grad]})
 LAYERS = [
     _AsksMode(),
     torch.nn.Sequential(torch.nn.Tanh(), _AsksMode()),
     _asks_for_a_gradient,
     _asks_for_a_leaf,
     lambda x: x * (2.0 if _question() else 5.0),
+    lambda x: x * (2.0 if _holder.ask() else 5.0),
+    lambda x: x * (2.0 if _holder.table["of"][0](x * 2) else 5.0),
+    lambda x: x * (2.0 if getattr(torch, "_".join(("is", "grad", "enabled")))() else 5.0),
 ]
 
 

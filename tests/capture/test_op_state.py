@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dynamotor
+from dynamotor.capture import op_state
 
 
 class Box:
@@ -238,3 +239,17 @@ def test_a_composite_operator_written_in_python_runs_once_a_call() -> None:
     for count in (1, 2, 3):
         torch.testing.assert_close(compiled(torch.ones(3)), torch.ones(3).sin() * 2 + 1)
         assert len(calls) == count
+
+
+def test_long_lists_of_numbers_are_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments of a broken call are searched for callables at its first calls."""
+    inside, walked = op_state._inside, []
+    monkeypatch.setattr(op_state, "_inside", lambda value: walked.append(value) or inside(value))
+
+    def asks() -> bool:
+        return torch.is_grad_enabled()
+
+    numbers = [float(n) for n in range(1000)]
+    assert not op_state.reaches([{"numbers": numbers, "rows": [numbers, numbers[:10]]}], bool)
+    assert len(walked) == 4
+    assert op_state.reaches([[*numbers, {"asks": [None, asks]}]], lambda names: "is_grad_enabled" in names)

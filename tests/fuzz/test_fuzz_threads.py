@@ -15,6 +15,13 @@ def test_threads_and_children_get_eagers_results():
     assert threads.problems("threads", 5) == [] and threads.problems("fork", 5) == []
 
 
+def test_seeds_beyond_64_bits_are_drawn_from():
+    """The seed of a program is a multiple of its fuzzer's, and a thread's is above that."""
+    program = threads.cases(71 * 1_000_003**2, 1)[0]
+    assert len(program.make_inputs()) == len(program.inputs)
+    assert threads.in_threads([program]) == []
+
+
 def test_a_child_that_fails_is_told():
     assert threads._ended(child_that(lambda: 1)) == "other results than eager's"
     assert (

@@ -31,4 +31,5 @@ class ReturnTypeValue(TupleValue):
         return super().getattr(trace, name)
 
     def reconstruct(self, emitter: ResultEmitter) -> str:
+        emitter.return_type = self.return_type
         return f"{emitter.constant(self.return_type)}({super().reconstruct(emitter)})"

@@ -178,6 +178,7 @@ class TensorValue(Value):
             getter = getattr(torch.Tensor, name, None)
             plain = isinstance(getter, types.GetSetDescriptorType)
             return _by_mode(trace, name, getattr(getter, "__get__", None) if plain else None, [self], {})
+        trace.calls.asked.add(name)
         if rule is not None:
             return rule(trace, self)
         if held_by is None:

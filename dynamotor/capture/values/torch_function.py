@@ -280,6 +280,7 @@ def _query(fn: Callable[..., Any], trace: Trace, /, *args: Value, **kwargs: Valu
         return inline_function(
             trace, fn, [*args], kwargs
         )  # a plain isinstance: `__torch_function__` is not asked
+    trace.calls.asked.add(_name(fn))
     real = [_query_argument(trace, fn, a) for a in args]
     named = {name: _query_argument(trace, fn, v) for name, v in kwargs.items()}
     if QUERIES[fn] != "asked" or _is_ambient(fn, real):
