@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -82,6 +83,8 @@ class GraphBuilder:
         """A call of a public torch or operator function; tensor arguments are nodes. Set `meta["val"]` here
         or afterwards.
         """
+        if target is operator.pow and not isinstance(args[0], fx.Node):
+            target = torch.pow  # torch.fx writes `-3 ** x`, which is another number
         return self._finish(self.graph.create_node("call_function", target, args, kwargs), val)
 
     def call_method(

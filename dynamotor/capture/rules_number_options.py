@@ -12,6 +12,7 @@ import operator
 import types
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 
 from ..graph.shape_tensor import ShapeTensor
@@ -118,6 +119,8 @@ def _rewritten(function: types.FunctionType, trace: Trace, /, *args: Value, **kw
         or not all(map(_takes_number, tensors))
         or function not in _OF_WHOLE_NUMBERS
         and not _is_floating(given.get("input"))
+        or any(number.kind is np.int64 for number in numbers.values())
+        and not any(tensor.example.is_floating_point() for tensor in tensors)
         or function in _ONE_WIDE_TYPE
         and {tensor.example.dtype for tensor in tensors} not in ({torch.float32}, {torch.float64})
         or not all(number.is_exact and _is_in_range(trace, number, tensors) for number in numbers.values())

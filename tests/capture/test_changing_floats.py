@@ -341,3 +341,28 @@ def test_a_result_that_is_not_read_raises_as_in_eager(text: str) -> None:
                 compiled(x, n)
         else:
             torch.testing.assert_close(compiled(x, n), x + 1)
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x, n: (x * n, n + x, x % n, x.fmod(n), x == n, x // n, x / n),
+        lambda x, n: (x.clamp(0, n), x.clamp_min(n), torch.where(x > 1, x, n), torch.where(x > 1, n, 0)),
+        lambda x, n: (
+            torch.full((2,), n),
+            torch.full_like(x, n),
+            x.masked_fill(x > 1, n),
+            x.new_full((1,), n),
+        ),
+        lambda x, n: (torch.tensor([n, 1]), torch.tensor([[n], [2]]), torch.tensor(n), x + (2 * n + 1)),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float32])
+@pytest.mark.parametrize("kind", [np.int64, np.float64, float])
+def test_whole_numbers_of_numpys_stay_whole_beside_whole_tensors(
+    fn: Any, dtype: torch.dtype, kind: type
+) -> None:
+    compiled, x = dynamotor.compile(fn, backend="eager"), torch.tensor([1, 2], dtype=dtype)
+    for number in (3, 2, 4, 5):
+        torch.testing.assert_close(compiled(x, kind(number)), fn(x, kind(number)))

@@ -43,3 +43,15 @@ def test_a_tensor_named_self() -> None:
     torch.testing.assert_close(
         dynamotor.compile(function, backend="eager", fullgraph=True)(a, b), function(a, b)
     )
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("base", [-3, -1, -2.5])
+def test_powers_of_a_negative_number(base: float) -> None:
+    """torch.fx writes such a power of a tensor without parentheses."""
+    compiled, x = (
+        dynamotor.compile(lambda x, k: (base**x, k**x), backend="eager", fullgraph=True),
+        torch.tensor([1, 2]),
+    )
+    for k in (-2, -3, -4.5):
+        torch.testing.assert_close(compiled(x, k), (base**x, k**x))

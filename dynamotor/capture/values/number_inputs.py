@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...base.registry import Registry
@@ -66,7 +67,7 @@ def with_inputs(
     whole = not (example.is_floating_point() or example.is_complex())
     in_place = name in _INPLACE_NAMES or name.endswith("_")
     is_known = whole or example.dim() or example.dtype in (torch.float32, torch.float64)
-    if not is_known or example.is_complex() or whole and (number.kind is int or in_place):
+    if not is_known or example.is_complex() or whole and (number.kind in (int, np.int64) or in_place):
         return target, args
     value: Value = number_tensor(trace, number)
     dtype = torch.get_default_dtype() if whole else example.dtype
