@@ -348,6 +348,17 @@ def _joined(name: str, target: Any, trace: Trace, arrays: Value, axis: Value | N
     return ArrayValue.of(result)
 
 
+_copied = _FUNCTIONS[np.copy]  # the method's, whose result is row-major
+
+
+def _copied_in_order(trace: Trace, a: Value, /, *args: Value, **kwargs: Value) -> Value:
+    """`numpy.copy` and `numpy.array` keep the order of memory."""
+    if type(a) is ArrayValue:
+        _row_major(trace, a, "copy")
+    return _copied(trace, a, *args, **kwargs)
+
+
+_FUNCTIONS[np.copy] = _copied_in_order
 for _name, _target in (("concatenate", torch.cat), ("stack", torch.stack)):
     _array_function(_name, "axis")(functools.partial(_joined, _name, _target))
 _FUNCTIONS[np.asarray] = lambda trace, a, /, *args, **kwargs: (

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.regression
 np = pytest.importorskip("numpy")
 
 EXPRESSIONS = """np.sin(a) | a.sum(0) | a.mean(-1) | np.concatenate([a, a], 0) | np.stack([a, a], 1) | a.ravel() |
-np.where(a > 0, a, -a) | a.astype(np.float64) | a * 2 + 1 | a.copy() | a.T | a[1:]"""
+np.where(a > 0, a, -a) | a.astype(np.float64) | a * 2 + 1 | a.copy() | a.T | a[1:] | np.copy(a) | np.array(a)"""
 LAYOUTS = {
     "row-major": lambda: torch.randn(4, 6),
     "column-major": lambda: torch.randn(6, 4).t(),
