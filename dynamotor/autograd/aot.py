@@ -56,7 +56,7 @@ from .program_cache import MISSING, Keeper, Kept, Notes, kept, specs_of
 from .reach import gradient_groups, is_always_leaf
 from .recipe import Recipe
 from .runtime import inference_callable, training_callable
-from .simplify import PASSES, has_effect, keep_copies_of_inputs
+from .simplify import PASSES, has_effect, keep_copies
 from .stages import Part, StagedCall
 from .wrapped_double_backward import WrappedAgain
 
@@ -183,7 +183,7 @@ def _aot_compile(
         return gm.forward if regions is None else _in_parts(gm, regions, compile_graph, cuts - 1, keeper)
     with timed("simplify joint graph"):
         if joint.gradient_of:
-            keep_copies_of_inputs(joint.gm)
+            keep_copies(joint.gm)
         run_passes(joint.gm, PASSES, stage="joint")
     if joint.boundary is not None:
         static_inputs, place = joint.boundary.static(static_inputs), None
@@ -645,11 +645,17 @@ def _cut(joint: Joint, name: str, static_inputs: frozenset[int]) -> _Cut:
     values = joint.output[0]
     written = {joint.inputs[i] for i in joint.mutated}
     kept = [node for node in chosen.saved if node.op == "placeholder" and node not in written]
-    outputs = [*values, *(node for node in chosen.saved if node not in kept and node not in values)]
+    free = {
+        node for node in values if "copied" not in node.meta
+    }  # else the program may have the copy, and write it
+    outputs = [*values, *(node for node in chosen.saved if node not in kept and node not in free)]
     forward = extract(
         joint.gm.graph, joint.inputs, outputs, writes=_writes(joint), keep=_generators(joint, backward_nodes)
     )
-    results = {node: k for k, node in reversed(list(enumerate(outputs)))}  # the first of equal ones
+    places = list(enumerate(outputs))
+    results = {
+        node: k for k, node in (*reversed(places), *places[len(values) :])
+    }  # the first of equal values
     return _Cut(
         forward, [*kept, *(node for node in chosen.saved if node not in kept)], kept, results, backward_nodes
     )

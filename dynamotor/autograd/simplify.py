@@ -27,7 +27,9 @@ Node = torch.fx.Node
 # elsewhere.
 _ADDRESS_STORAGE = (aten.as_strided.default, aten.as_strided_scatter.default)
 
-COPY_OF_INPUT = "copy of an input"  # in the meta of a node
+# In the meta of nodes.
+COPY_OF_INPUT = "copy of an input"
+RESULT = "a result of the program"
 
 # One row an op: node -> the node that it equals, or None.
 no_op_rules: Registry[Any, Any] = Registry("no-op")
@@ -72,15 +74,23 @@ def remove_no_ops(gm: torch.fx.GraphModule) -> None:
                 take_place(same, node)
 
 
-def keep_copies_of_inputs(gm: torch.fx.GraphModule) -> None:
-    """Mark the program's copies of its inputs: the caller may write into them before the backward, which
-    reads the copy as eager's does.
+def keep_copies(gm: torch.fx.GraphModule) -> None:
+    """Mark the program's results, which no equal value takes the place of, and its copies of these and of its
+    inputs, or that are results: the caller may write into them before the backward, which reads those that
+    eager's does.
     """
+    for value in gm.graph.output_node().args[0][0]:
+        root = memory_root(value)
+        made_by = operand(root, 0) if root.target is operator.getitem else root
+        root.meta[RESULT] = made_by.meta[RESULT] = True
     find = functools.partial(gm.graph.find_nodes, op="call_function")
-    for node in (*find(target=aten.clone.default), *find(target=aten._to_copy.default)):
-        source = operand(node, 0)
-        if memory_root(source).op == "placeholder" and same_layout(source.meta["val"], node.meta["val"]):
-            node.meta[COPY_OF_INPUT] = True
+    for target, place in ((aten.clone.default, 0), (aten._to_copy.default, 0), (aten.copy.default, 1)):
+        for node in find(target=target):
+            source = operand(node, place)
+            root = memory_root(source)
+            lent = root.op == "placeholder" and place == 0 or RESULT in {*node.meta, *root.meta}
+            if lent and same_layout(source.meta["val"], node.meta["val"]):
+                node.meta[COPY_OF_INPUT] = True
 
 
 def same_layout(a: TensorSpec, b: TensorSpec) -> bool:
@@ -167,7 +177,8 @@ def merge_views(gm: torch.fx.GraphModule) -> None:
 
 def share_common_subexpressions(gm: torch.fx.GraphModule) -> None:
     """Equal functional ops on equal arguments become one node; random ops never do, nor collectives (other
-    ranks may not have equal ones). Of equal elementwise ops on views of one tensor the later are views.
+    ranks may not have equal ones), nor results that the caller may write into. Of equal elementwise ops on
+    views of one tensor the later are views.
     """
     seen: dict[Any, Node] = {}
     of_any_shape: dict[Any, Node] = {}
@@ -177,6 +188,7 @@ def share_common_subexpressions(gm: torch.fx.GraphModule) -> None:
             or is_size(node)
             or is_collective(node.target)
             or (node.target is not operator.getitem and facts(node.target).random)
+            or RESULT in node.meta
         ):
             continue
         try:

@@ -155,7 +155,8 @@ def test_several_nodes_share_values_with_views_writes_and_plain_outputs(backend)
 @backends
 def test_a_write_to_an_output_that_is_saved_is_noticed(backend):
     def f(a, b):
-        return a.exp(), a.exp() * b
+        both = a.exp()
+        return both, both * b
 
     x, y = leaf(3), leaf(3)
     outs = dynamotor.compile(f, backend=backend)(x * 1, y * 1)

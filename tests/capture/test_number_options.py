@@ -1,6 +1,8 @@
 """Floats that differ between calls as options of functions, arguments of custom functions and parts of keys
 need two programs at most, and give eager's results and gradients."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -338,3 +340,18 @@ def test_kernels_of_halves_compare_with_the_number_itself(dtype):
             result.sum().backward()
             found.append((result.detach(), x.grad))
         assert all(map(torch.equal, *found))
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fn", [torch.lerp, lambda x, y, weight: x.clone().lerp_(y, weight)])
+def test_a_weight_beside_halves_keeps_its_digits(fn: Any, dtype: torch.dtype) -> None:
+    """bfloat16 has no number between 0.996 and 1."""
+    compiled = dynamotor.compile(fn, backend="eager")
+    for weight in (0.25, 0.999, 0.9995, 0.001, -0.5):
+        x, y = (torch.linspace(*ends, 50).to(dtype).requires_grad_() for ends in ((500, 2000), (-1, 1)))
+        results = [call(x, y, weight) for call in (fn, compiled)]
+        wide = fn(x.double(), y.double(), weight)
+        errors = [float(((found.double() - wide).abs() / (wide.abs() + 1)).max()) for found in results]
+        assert errors[1] <= 4 * errors[0]
+        torch.testing.assert_close(*[torch.autograd.grad(found.sum(), (x, y)) for found in results])

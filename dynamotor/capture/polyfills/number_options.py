@@ -26,6 +26,9 @@ def number(value: Scalar, like: torch.Tensor) -> Any:
     raise NotImplementedError
 
 
+_HALVES = (torch.float16, torch.bfloat16)
+
+
 def add(input: torch.Tensor, other: Scalar, alpha: Scalar = 1) -> torch.Tensor:
     return input + other * alpha
 
@@ -113,11 +116,14 @@ def clamp_(input: Any, min: Any = None, max: Any = None) -> Any:
 
 
 def lerp(input: torch.Tensor, end: torch.Tensor, weight: Scalar) -> torch.Tensor:
-    return torch.lerp(input, end, number(weight, input))
+    if input.dtype not in _HALVES:
+        return torch.lerp(input, end, number(weight, input))
+    # A tensor of the weight would be rounded: 0.999 is 1 then. Near 1 eager starts from the end, too.
+    return input + (end - input) * weight if abs(weight) < 0.5 else end - (end - input) * (1 - weight)
 
 
 def lerp_(input: torch.Tensor, end: torch.Tensor, weight: Scalar) -> torch.Tensor:
-    return input.lerp_(end, number(weight, input))
+    return input.copy_(lerp(input, end, weight))
 
 
 def masked_fill(input: torch.Tensor, mask: torch.Tensor, value: Scalar) -> torch.Tensor:
