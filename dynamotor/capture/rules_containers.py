@@ -295,18 +295,23 @@ def _update(trace: Trace, obj: Value, /, *args: Value, **kwargs: Value) -> Value
     return Constant(None)
 
 
-@builtin_rule(dict.copy, OrderedDict.copy, defaultdict.copy)
-def _dict_copy(trace: Trace, obj: Value) -> Value:
+@builtin_rule(dict.copy)
+def _dict_copy(trace: Trace, obj: Value, kind: type = dict) -> Value:
+    """A plain dict, of instances of subclasses too."""
     contents = contents_of(obj)
     assert isinstance(contents, DictValue)
-    copied = DictValue([(h, k, v) for h, (k, v) in contents.load().items()], kind=contents.kind)
-    if isinstance(obj, UserObject) and issubclass(obj.cls, OrderedDict | defaultdict):
-        result = UserObject(obj.cls, base=copied)
-        if issubclass(obj.cls, defaultdict):
-            result.slots = {"default_factory": obj.getattr(trace, "default_factory")}
-        return result
-    copied.kind = dict
-    return copied
+    return DictValue([(h, k, v) for h, (k, v) in contents.load().items()], kind=kind)
+
+
+@builtin_rule(OrderedDict.copy, defaultdict.copy)
+def _copy_of_its_class(trace: Trace, obj: Value) -> Value:
+    copied = _dict_copy(trace, obj, contents_of(obj).kind)
+    if not isinstance(obj, UserObject):
+        return copied
+    result = UserObject(obj.cls, base=copied)
+    if issubclass(obj.cls, defaultdict):
+        result.slots = {"default_factory": obj.getattr(trace, "default_factory")}
+    return result
 
 
 @builtin_rule(dict.fromkeys)

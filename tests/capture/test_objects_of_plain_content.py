@@ -93,6 +93,7 @@ EXPRESSIONS = """
     Group([1]) == Group([1]); Group([1]) | {2}; {1, 2} > Group(); Group() in {frozenset()}; {1} - Group([1])
     copy.copy(Group([1])) == {1}; copy.copy(Group([1])) == Group([1]); copy.copy(TEXT) == TEXT; copy.deepcopy(WHOLE) + 1
     copy.deepcopy(DEFAULTS).default_factory; DEFAULTS.copy().default_factory; copy.copy(bytearray(b"a"))
+    type(dict.copy(DEFAULTS)); type(dict.copy(OD)); type(OD.copy()); type(DEFAULTS.copy())
     (1,) + Pair((1, 2)); collections.Counter("a") | {"b": 1}; collections.defaultdict(3); types.SimpleNamespace(3)
 """
 OD: Any = collections.OrderedDict(a=1)
