@@ -6,15 +6,17 @@ decides when an op's value is made (`settle`) and when something needs memory (`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import BuiltinFunctionType
 from typing import Any
 
 import torch
 from torch import fx
 
 from ..base.config import config
-from ..graph.sizes import Dim, ShapeEnv, equal
-from ..graph.spec import GraphInfo, TensorSpec, contiguous_stride
+from ..graph.nodes import spec_of
+from ..graph.sizes import Dim, ShapeEnv, Size, equal
+from ..graph.spec import GraphInfo, TensorSpec, contiguous_stride, numel
 from .index_expr import Index, Var, is_one
 from .ir import (
     COMPUTE_TYPE,
@@ -38,6 +40,10 @@ CHEAP_HALF_COST, CHEAP_HALF_LOADS = 8, 4
 # An expression larger than this becomes real even with one reader, so that kernels stay of a size that
 # compiles fast.
 MAX_COST, MAX_LOADS = 400, 12
+# A launch of a GPU takes longer than to read so many bytes from its cache: values that read no more may read
+# so many elements, and up to this cost (less than a random number's) they are computed again where keeping
+# them would be a launch of its own.
+LAUNCH_BYTES, LAUNCH_LOADS, LAUNCH_COST = 1 << 22, 32, 30
 # The same of operations one behind the other: what walks an expression goes as deep.
 MAX_DEPTH = 100
 IN_MEMORY = "in memory"  # key of a node's meta: its value is not computed again by each reader
@@ -192,9 +198,11 @@ class Realizer:
         if not readers:
             return
         e = self.probe(x)
-        cost, count = total_cost(e), len(loads_of(e))
-        shared = len(readers) > 1 and (not _is_cheap(x, e) or any(self.calls_aten(r) for r in readers))
-        if shared or cost > MAX_COST or count > MAX_LOADS or e.depth > MAX_DEPTH:
+        cost, count, small = total_cost(e), len(loads_of(e)), self.on_gpu and _is_small(x, e)
+        again = _is_cheap(x, e) or small and cost <= LAUNCH_COST and _is_seen_apart(node)
+        shared = len(readers) > 1 and (not again or any(self.calls_aten(r) for r in readers))
+        most = LAUNCH_LOADS if small else MAX_LOADS
+        if shared or cost > MAX_COST or count > most or e.depth > MAX_DEPTH:
             self.realize(x)
 
 
@@ -202,6 +210,39 @@ def _is_cheap(x: LoopValue, e: Expr) -> bool:
     half = x.dtype.is_floating_point and x.dtype.itemsize == 2
     cost, loads = (CHEAP_HALF_COST, CHEAP_HALF_LOADS) if half else (CHEAP_COST, CHEAP_LOADS)
     return total_cost(e) <= cost and len(loads_of(e)) <= loads
+
+
+def _is_small(x: LoopValue, e: Expr) -> bool:
+    """Whether a value reads so few bytes that a launch takes longer."""
+    loads = loads_of(e)
+    if len(loads) > LAUNCH_LOADS or any(type(n) is Size for n in x.shape):
+        return False
+    return numel(x.shape) * sum(load.args[2].itemsize for load in loads) <= LAUNCH_BYTES
+
+
+def _is_seen_apart(node: fx.Node) -> bool:
+    """Whether readers see different parts of a value, some elements more than once: no kernel that computes
+    the value can have all of them.
+    """
+    whole = numel(spec_of(node).shape)
+    seen = [numel(spec_of(view).shape) for view in _views_read(node)]
+    return min(seen, default=whole) < whole < sum(seen)
+
+
+def _views_read(node: fx.Node) -> Iterator[fx.Node]:
+    """The node and the views of it that other calls read, once for each reader."""
+    for user in node.users:
+        if _is_view(user):
+            yield from _views_read(user)
+        else:
+            yield node
+
+
+def _is_view(node: fx.Node) -> bool:
+    """Whether a call passes its readers on to its operand."""
+    packet = getattr(node.target, "overloadpacket", None)
+    named = packet is not None and packet.__name__ in VIEW_OPS
+    return node.op == "call_function" and (named or type(node.target) is BuiltinFunctionType)
 
 
 def count_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
@@ -214,11 +255,7 @@ def count_readers(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
                 SHAPE_ONLY[user.target]
             ]:
                 continue
-            packet = getattr(user.target, "overloadpacket", None)
-            is_view = (
-                packet is not None and packet.__name__ in VIEW_OPS
-            ) or user.target.__class__.__name__ == "builtin_function_or_method"
-            found += readers[user] if is_view and user.op == "call_function" else [user]
+            found += readers[user] if _is_view(user) else [user]
         readers[node] = found
     return readers
 

@@ -18,7 +18,7 @@ LIMITS = {
     "codegen": 8_688,
     "distributed": 2_060,
     "graph": 6_759,
-    "lower": 6_520,
+    "lower": 6_540,
     "runtime": 1_500,
     "step": 2_504,
     "tools": 2_830,
