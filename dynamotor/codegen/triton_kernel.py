@@ -34,7 +34,7 @@ class LaunchPlan:
     that share a row (rows) or a tile of columns (across); per_chunk: positions of r, or of x, that each
     takes. vectors: where the tiles of a loop over r start; None: at the row's start. run: neighbours of a row
     that a thread loads together. fold: sums across are taken of each tile of rows at once. stages: loads of a
-    loop run ahead of it, by way of shared memory.
+    loop run ahead of it, by way of shared memory. few: rows, so that waits for memory take the time.
     """
 
     form: Form
@@ -49,6 +49,7 @@ class LaunchPlan:
     run: int = 1
     fold: bool = False
     stages: int = 0
+    few: bool = False
 
     @property
     def r(self) -> Axis:
@@ -239,7 +240,7 @@ class TileEmitter:
             )
             inner = self.open(row, bound, masks, row.indent)
             inner.lines = row.lines
-            self._load_ahead(row)
+            self._load_ahead(row, inner)
         for phase in self.kernel.phases:
             if not plan.looped:
                 for s in phase.inner:
@@ -249,18 +250,23 @@ class TileEmitter:
             for s in phase.row:
                 self._statement(s, row)
 
-    def _load_ahead(self, row: TileScope) -> None:
-        """Loads of a row's own numbers behind its sums, before these: the program waits for memory once."""
+    def _load_ahead(self, row: TileScope, inner: TileScope) -> None:
+        """Loads of a row's own numbers behind its sums, before these: the program waits for memory once.
+        Where rows are few, also loads along a row, as of a norm's weight.
+        """
         kernel = self.kernel
         later = [*(s for p in kernel.phases for s in p.row), *kernel.final, *kernel.final_once]
+        scope = inner if self.plan.few else row
+        if self.plan.few:
+            later += [s for p in kernel.phases[1:] for s in p.inner]
         written = {s.buffer for s in kernel.statements() if isinstance(s, Store)}
         exprs = list(walk(*roots(*later)))
         if any(e.op in ("masked", "wrap_index") for e in exprs):
             return
         for e in exprs:
             if e.op == "load" and e.args[0] not in written and e.args[1].is_affine:
-                if all(v in row.bound for v in e.args[1].vars()):
-                    self.body.value(e, row)
+                if all(v in scope.bound for v in e.args[1].vars()):
+                    self.body.value(e, scope)
 
     def _loop(self, phase: Phase, row: TileScope) -> None:
         """One pass in tiles of r."""

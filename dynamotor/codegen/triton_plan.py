@@ -65,6 +65,8 @@ class GpuTuning:
     one_warp: int = 256  # lanes up to which a row without vectors is left to one warp
     crossed: tuple[int, int, int] = (32, 64, 4)  # rows, columns and warps of a tile that some access crosses
     crossed_bytes: tuple[int, int, int] = (64, 64, 8)  # of one whose bytes are stored across: whole sectors
+    few: int = 132  # rows up to which each has a multiprocessor for itself
+    few_warp: int = 128  # elements of such a row for each warp: the wait for memory takes its time
     bytes: int = 8192  # that a program sums of rows in bytes: to start one takes as long as to read some
 
 
@@ -448,6 +450,9 @@ class Planner:
         each = self.tuning.loop_warp if looped else 2048 if in_bytes and x_block * r_block >= 4096 else 512
         if looped and passes == 1 and max(_places(kernel, x, r)[0], default=4) <= 2:
             each //= 2  # a thread's 16 bytes
+        few = not looped and type(rows) is int and rows <= self.tuning.few
+        if few:
+            each = min(each, self.tuning.few_warp)
         warps = min(
             32 if r_block * x_block >= self.tuning.whole_row else 16, max(1, r_block * x_block // each)
         )
@@ -460,6 +465,7 @@ class Planner:
             looped,
             warps=warps,
             wide=is_wide(kernel),
+            few=few,
         )
 
     def strided_tile(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form) -> LaunchPlan:

@@ -307,3 +307,22 @@ def test_the_negative_of_zero_has_a_sign():
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         (got,) = run(launches(lambda x: -x, x.to(dtype)), x.to(dtype))
         assert torch.equal(got.signbit(), (-x).signbit()) and torch.equal(got, -x.to(dtype))
+
+
+def test_few_rows_take_many_warps_and_load_what_follows_their_sum_ahead():
+    def norm(x, w):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * w
+
+    (few,) = check(norm, R(3, 2048), R(2048))
+    assert few.warps == 16 and few.source.rindex("tl.load") < few.source.index("tl.sum")
+    (many,) = check(norm, R(140, 2048), R(2048))
+    assert many.warps == 4 and many.source.rindex("tl.load") > many.source.index("tl.sum")
+
+
+def test_a_row_that_was_written_is_not_loaded_ahead():
+    def steps(x, w):
+        y = x - x.sum(-1, keepdim=True)
+        w = w + y[0]
+        return y, w, (x * w).amax(-1)
+
+    check(steps, R(3, 96), R(96), tolerance=1e-4)
