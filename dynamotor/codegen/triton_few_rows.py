@@ -47,8 +47,9 @@ def _operand(ref: BufRef, stride: tuple[int, ...], size: tuple[int, int, int]) -
 
 def tiling_of(product: Product) -> Tiling:
     """The tiling that the cut of a product stands for."""
-    rows = product.size[2]
+    parts, outputs, rows, inner = product.size
     stored = [e.args[2].itemsize for expr in product.computed for e in loads_of(expr)]
-    cut = rule.cut_of(rows, min(stored, default=product.a.dtype.itemsize), len(product.pairs))
+    itemsize = min(stored, default=product.a.dtype.itemsize)
+    cut = rule.cut_of(rows, itemsize, len(product.pairs), outputs, parts * inner)
     columns = max(power_of_two(rows), 16)
     return Tiling(cut.outputs, columns, cut.inner, warps=cut.warps, stages=cut.stages)

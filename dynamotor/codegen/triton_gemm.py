@@ -103,6 +103,7 @@ class ProductEmitter:
         p, (batch, m, n, k) = self.product, self.product.size
         found = [(p.out, (batch, m, n))]
         found += [pair for a, b in p.pairs for pair in ((a, (batch, m, k)), (b, (batch, k, n)))]
+        found += [(a, (batch, m, k)) for a in (p.beside or ())[:1]]
         if p.window is not None:
             found[1] = (replace(p.a, stride=p.window.step), (m // numel(p.window.result), *p.window.image))
         return found + ([(p.bias, (batch, m, n))] if p.bias else [])
@@ -205,12 +206,30 @@ class ProductEmitter:
             yield f"{a_at} = {self._address(a, 'am[:, None]', 'ak[None, :]')}"
             yield f"{b_at} = {self._address(b, 'ak[:, None]', 'bn[None, :]')}"
         yield f"acc = tl.zeros([{t.m}, {t.n}], tl.float32)"
+        if p.beside is not None:
+            yield from self._multiply_both(p.beside[0], f"{a_mask}){cast_a}", f"{b_mask}){cast_b}", precision)
+            return
         yield f"for k in tl.range(0, depth, {t.k}):"
         for a_at, b_at, a, b in pairs:
             loads = f"tl.load({a_at}{a_mask}){cast_a}, tl.load({b_at}{b_mask}){cast_b}"
             yield f"    acc = tl.dot({loads}, acc{precision})"
             yield f"    {a_at} += {t.k * a.stride[2]}"
             yield f"    {b_at} += {t.k * b.stride[1]}"
+
+    def _multiply_both(self, other: Operand, a_end: str, b_end: str, precision: str) -> Iterator[str]:
+        """The loop over k of two products that read the same tile of b."""
+        p, k = self.product, self.tiling.k
+        yield from lines_of(f"""
+            other_at = {self._address(other, "am[:, None]", "ak[None, :]")}
+            other = acc
+            for k in tl.range(0, depth, {k}):
+                b = tl.load(b_at{b_end}
+                acc = tl.dot(tl.load(a_at{a_end}, b, acc{precision})
+                other = tl.dot(tl.load(other_at{a_end}, b, other{precision})
+                a_at += {k * p.a.stride[2]}
+                other_at += {k * other.stride[2]}
+                b_at += {k * p.b.stride[1]}
+        """)
 
     def _multiply_through_descriptors(self) -> Iterator[str]:
         """The loop over k; tiles beyond the ends are zeros."""
@@ -252,6 +271,8 @@ class ProductEmitter:
             tile.line(f"acc = acc + {bias.text}")
         rounded = "acc" if p.out.dtype is F32 else f"acc.to({MEMORY[p.out.dtype]}).to(tl.float32)"
         tile.values[p.result] = body.define(rounded, both, tile)
+        if p.beside is not None:
+            tile.values[p.element(p.beside[1])] = body.define("other", both, tile)
         for known, s in (
             *([(False, self._plain_store())] if p.stored else []),
             *((True, s) for s in p.epilogue),

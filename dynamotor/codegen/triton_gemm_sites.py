@@ -81,6 +81,7 @@ class Site:
         window = f" {p.window}" if p.window is not None else ""
         parts = " in parts" if p.in_parts else ""
         parts += f" of {_types(p.computed)}" if p.computed else ""
+        parts += " twice" if p.beside else ""
         return f"{_FLOATS[p.compute]} {sizes} {layout}{window}{parts}{extra}{_work(p)}"
 
 
@@ -90,7 +91,7 @@ def _work(product: Product) -> str:
         return ""
     exprs = walk(*(s.expr for s in product.epilogue))
     ops = sorted({e.op for e in exprs} - {"load", "const", "index", "round_to"})
-    reads = sorted(_short(e.args[2]) for e in exprs if e.op == "load" and e.args[0] != product.out.buffer)
+    reads = sorted(_short(e.args[2]) for e in exprs if e.op == "load" and e.args[0] not in product.outs)
     writes = sorted(_short(s.memory) for s in product.epilogue)
     return f" > {','.join(ops) or 'copy'} reads {','.join(reads) or 'nothing'} writes {','.join(writes)}"
 
@@ -205,6 +206,12 @@ def _with_consumer(program: Program, flow: _Flow, site: Site) -> Site:
     touched = (*product.operands(), product.out)
     if any(flow.is_written(o.buffer, site.at, at) or _disagrees(step, o) for o in touched):
         return site
+    found = _beside(program, flow, site, at)
+    if found is not None:
+        other, beside = found
+        fused = over_tile(replace(product, stored=False, beside=(beside.a, beside.out)), step.kernel)
+        if fused is not None:
+            return replace(site, product=fused, consumer=at, makers=(other,))
     fused = over_tile(product, step.kernel)
     if fused is None:
         return site
@@ -212,6 +219,29 @@ def _with_consumer(program: Program, flow: _Flow, site: Site) -> Site:
     if stored and fused.size != product.size:  # others read columns that this kernel does not
         return site
     return replace(site, product=replace(fused, stored=stored), consumer=at)
+
+
+def _beside(program: Program, flow: _Flow, site: Site, consumer: int) -> tuple[int, Product] | None:
+    """Another product in one part of the same rows, whose result nothing but the same kernel reads (the other
+    half of a gate), and its step; None where there is none, or the results are read elsewhere.
+    """
+    product = site.product
+    if not product.in_parts or product.size[0] > 1 or product.more:
+        return None
+    for name in sorted(reads_of(program.steps[consumer]) - {product.out.buffer}):
+        made = flow.writers.get(name, [])
+        other = few_rows(program, program.steps[made[0]]) if len(made) == 1 else None
+        if other is None or replace(other, a=product.a, out=product.out) != product:
+            continue
+        outs, weights = (product.out, other.out), (product.a, other.a)
+        alike = other.out.stride == product.out.stride and other.a.stride == product.a.stride
+        alone = all(flow.readers[o.buffer] == [consumer] and o.buffer not in flow.results for o in outs)
+        first = min(site.at, made[0])
+        still = not any(flow.is_written(o.buffer, first, consumer) for o in (product.b, *weights))
+        in_memory = not any(flow.writers.get(w.buffer) for w in weights)
+        if alike and alone and still and in_memory:
+            return made[0], other
+    return None
 
 
 def _disagrees(step: TritonStep, operand: Operand) -> bool:
@@ -313,8 +343,8 @@ def template_step(program: Program, site: Site, tiling: Tiling) -> TritonStep:
     )
     operands = {o.buffer for o in product.operands()}
     inplace = old.inplace if isinstance(old, TritonStep) else ()
-    inplace = tuple((w, r) for w, r in inplace if r != product.out.buffer and r not in operands)
-    loaded = {e.args[0] for s in product.epilogue for e in loads_of(s.expr)} - {product.out.buffer}
+    inplace = tuple((w, r) for w, r in inplace if r not in product.outs and r not in operands)
+    loaded = {e.args[0] for s in product.epilogue for e in loads_of(s.expr)} - product.outs.keys()
     reads = tuple(name for name in names if name in operands | loaded)
     note = site.label()
     return TritonStep(
@@ -349,6 +379,8 @@ def put(program: Program, chosen: Iterable[tuple[Site, Tiling]]) -> Program:
     new: dict[int, Step] = {}
     gone: set[int] = set()
     for site, tiling in chosen:
+        if site.at in gone:  # beside another one
+            continue
         if gone.union(new).intersection(site.steps()):  # two products that one kernel reads: the first's
             if not site.product.in_parts:
                 continue

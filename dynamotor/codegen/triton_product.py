@@ -84,9 +84,10 @@ class Product:
     `a` is no matrix.
 
     compute: the type that operands have when they meet (those of another type are cast as they are read).
-    more: further operands whose product is added. computed: the elements (z, m, k) of each `a`, where none
-    is in memory. stored: whether `out` is written at all; epilogue: the elementwise kernel that reads it,
-    over variables z, m, n.
+    more: further operands whose product is added. beside: the `a` and the `out` of another product with the
+    same `b`, whose elements the epilogue reads too; they are in no memory. computed: the elements (z, m, k)
+    of each `a`, where none is in memory. stored: whether `out` is written at all; epilogue: the elementwise
+    kernel that reads it, over variables z, m, n.
     """
 
     size: tuple[int, int, int, int]  # batch, m, n, k
@@ -102,6 +103,7 @@ class Product:
     window: ConvWindow | None = None
     more: tuple[tuple[Operand, Operand], ...] = ()
     computed: tuple[Expr, ...] = ()
+    beside: tuple[Operand, Operand] | None = None
 
     @property
     def pairs(self) -> tuple[tuple[Operand, Operand], ...]:
@@ -127,9 +129,16 @@ class Product:
     @property
     def result(self) -> Expr:
         """The element of the product, as an epilogue reads it."""
-        return load(
-            self.out.buffer, flatten([Index.of(v) for v in self.loops], self.out.stride), self.out.dtype
-        )
+        return self.element(self.out)
+
+    def element(self, out: Operand) -> Expr:
+        """The element of a result as large as the product."""
+        return load(out.buffer, flatten([Index.of(v) for v in self.loops], out.stride), out.dtype)
+
+    @property
+    def outs(self) -> dict[str, Operand]:
+        """The results that an epilogue reads, by buffer."""
+        return {out.buffer: out for out in (self.out, *(self.beside[1:] if self.beside else ()))}
 
     @property
     def numbers(self) -> tuple[int, ...]:
@@ -140,12 +149,12 @@ class Product:
     def operands(self) -> tuple[Operand, ...]:
         """Its inputs, without the epilogue's own reads."""
         inputs = [o for a, b in self.pairs for o in ([b] if self.computed else [a, b])]
-        return (*inputs, *([self.bias] if self.bias else []))
+        return (*inputs, *(self.beside[:1] if self.beside else ()), *([self.bias] if self.bias else []))
 
     def buffers(self) -> dict[str, torch.dtype]:
         """All buffers in the order of the kernel's pointers, with their types."""
         found = {o.buffer: o.dtype for o in self.operands()}
-        found |= {name: dtype for name, dtype, _ in self.params if name != self.out.buffer}
+        found |= {name: dtype for name, dtype, _ in self.params if name not in self.outs}
         if self.stored:
             found[self.out.buffer] = self.out.dtype
         return found
@@ -168,7 +177,7 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
     turned = product.out.stride == (step, int(m > 1), m if n > 1 else 0)  # its rows are columns in memory
     if not turned and product.out.stride != (step, n if m > 1 else 0, int(n > 1)):
         return None
-    reads = {e.args[1] for s in stores for e in loads_of(s.expr) if e.args[0] == product.out.buffer}
+    reads = {e.args[1] for s in stores for e in loads_of(s.expr) if e.args[0] in product.outs}
     if any(s.scatters or s.part for s in stores) or len(stores) != len(statements):
         return None
     if len(reads) != 1 or not loops:  # a single number has no tile
@@ -191,10 +200,10 @@ def over_tile(product: Product, kernel: Kernel) -> Product | None:
             v: (column // step) % v.size if step < n else (rows // (step // n)) % v.size
             for v, step in steps.items()
         }
-    result = product.result
+    results = {name: product.element(out) for name, out in product.outs.items()}
 
     def known(e: Expr) -> Expr | None:
-        return result if e.op == "load" and e.args[0] == product.out.buffer else None
+        return results.get(e.args[0]) if e.op == "load" else None
 
     changed = tuple(
         replace(s, index=s.index.subst(env), expr=rewrite(s.expr, known).subst(env)) for s in stores

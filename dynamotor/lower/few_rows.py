@@ -24,8 +24,8 @@ from .row_products import Apart, apart, base_of, columns_of, is_narrow, lies_by_
 FEWEST, MOST = 2, 64  # rows; one row is a sum (`row_products.py`)
 FEWEST_NARROW = 2  # of weights in bytes
 # Weights in halves: beyond these sizes cuBLAS reads more of them a second (8 rows of 2,048 by 8,192 on an
-# H200 2.8 TB/s, parts 2.0; 2,048 by 2,048 1.3 and 1.45).
-MOST_HALVES, MOST_ROWS_OF_HALVES = 1 << 22, 16
+# H200 2.8 TB/s, parts 2.0; 2,048 by 2,048 1.3 and 1.45). Those beyond the first take WIDE tiles.
+FEW_HALVES, MOST_HALVES, MOST_ROWS_OF_HALVES = 1 << 22, 1 << 22, 16
 LEAST = 1 << 19  # weights; below, a launch more costs as much as it saves
 MOST_PARTS = 8  # a kernel that adds them up reads no more values
 VECTOR = 8  # halves in 16 bytes
@@ -55,10 +55,15 @@ class FewRowsCut:
         return parts
 
 
-def cut_of(rows: int, itemsize: int = 2, numbers: int = 1) -> FewRowsCut:
+WIDE = FewRowsCut(programs=128, stages=5)  # a program for each multiprocessor, 64 kB on the way to it
+
+
+def cut_of(rows: int, itemsize: int = 2, numbers: int = 1, outputs: int = 0, inner: int = 0) -> FewRowsCut:
     """How a product of so many rows is cut. itemsize, numbers: bytes of a stored weight, and how many weights
-    are in one.
+    are in one. outputs, inner: of the weights.
     """
+    if itemsize > 1 and outputs * inner > FEW_HALVES:
+        return WIDE
     inner = 256 // itemsize >> (numbers - 1).bit_length()
     stages = 3 if rows > 32 else 4
     if itemsize > 1:  # small tiles: five programs share a multiprocessor, all of their loads in flight
@@ -81,7 +86,8 @@ def part_products_of_few_rows(gm: fx.GraphModule, info: GraphInfo) -> None:
             with gm.graph.inserting_before(node):
                 columns = columns_of(gm.graph, w) if narrow else [w]
                 rows = apart(gm.graph, x, len(columns), known)
-                cut = cut_of(int(spec_of(x).shape[0]), 1 if narrow else 2, len(columns))
+                inner, outputs = map(int, spec_of(w).shape)
+                cut = cut_of(int(spec_of(x).shape[0]), 1 if narrow else 2, len(columns), outputs, inner)
                 take_place(_sum_of_parts(gm.graph, rows, columns, bias, spec_of(node).dtype, cut), node)
 
 

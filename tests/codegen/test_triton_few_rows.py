@@ -384,3 +384,60 @@ def test_templates_build_for_a_gpu_that_is_not_there(kind, rows, monkeypatch):
         assert code.shared * 2 <= 227 * 1024 if rows == 8 else code.shared <= 227 * 1024
     finally:
         stop_workers()
+
+
+@pytest.fixture
+def in_one_part():
+    with tool.cut_as("outputs=32,programs=1"):
+        yield
+
+
+@pytest.mark.parametrize("rows, outputs, inner", [(2, 1032, 512), (8, 1601, 328), (16, 1056, 512)])
+def test_both_products_of_a_gate_are_one_launch(in_one_part, rows, outputs, inner):
+    gate, up = (randn(outputs, inner, scale=inner**-0.5) for _ in range(2))
+    b, c = randn(outputs), randn(rows, outputs)
+
+    def gated(x, gate, up, b, c):
+        return F.silu(F.linear(x, gate, b)) * F.linear(x, up) + c
+
+    text = run(gated, randn(rows, inner), gate, up, b, c)
+    assert "mm(" not in text and "twice" in text and text.count("in parts") == 1
+
+
+def test_products_that_others_read_or_of_other_rows_are_launches_of_their_own(in_one_part):
+    weights = [randn(1032, 512, scale=1 / 24) for _ in range(3)]
+    x, y = randn(8, 512), randn(8, 512)
+
+    def unlike(x, y, gate, up, _):
+        return F.silu(F.linear(x, gate)) * F.linear(y, up)
+
+    def shared(x, y, gate, up, _):
+        g, u = F.linear(x, gate), F.linear(x, up)
+        return torch.cat([F.silu(g) * u, u.flip(1)])
+
+    def twice(x, y, gate, *_):
+        return F.linear(x, gate) * F.linear(x, gate * 1)
+
+    def three(x, y, *weights):
+        a, b, c = (F.linear(x, w) for w in weights)
+        return F.silu(a) * b + c
+
+    assert "twice" not in run(unlike, x, y, *weights, in_parts=2)
+    assert "twice" not in run(shared, x, y, *weights, in_parts=2)
+    assert "twice" not in run(twice, x, y, *weights, in_parts=2)
+    assert "twice" in run(three, x, y, *weights, in_parts=2)
+
+
+def test_a_gate_without_alignment_and_of_weights_in_other_orders(in_one_part):
+    def gated(x, gate, up):
+        return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+    apart = randn(1032 * 520 + 1, scale=1 / 24)[1:].view(1032, 520)
+    run(gated, randn(9, 520), apart, randn(1032, 520, scale=1 / 24))
+    wide, narrow = randn(1032, 1040, scale=1 / 24), randn(1032, 512, scale=1 / 24)
+    assert "twice" not in run(gated, randn(9, 512), wide[:, :512], narrow, in_parts=2)
+
+    def halves(x, w):
+        return F.silu(F.linear(x, w[:, :512])) * F.linear(x, w[:, 512:1024])
+
+    assert "twice" in run(halves, randn(9, 512), wide)
