@@ -20,7 +20,7 @@ Key = tuple[tuple[int, ...], tuple[int, ...], torch.dtype]  # a tensor's shape, 
 PROGRAMS = 4  # for each of a GPU's processors
 INTERPRETED = 4  # programs that share a head's keys in Triton's interpreter
 ALONE = 2  # blocks of keys that one program goes through: a kernel that joins parts takes 2 us, a block less
-FEW = 1 << 20  # bytes of keys that are read whatever the mask shows
+FEW = 1 << 21  # bytes of keys that are read whatever the mask shows
 
 
 def attend(
@@ -65,7 +65,7 @@ def _kernels(
     """
     (shape, _, dtype), (keys, _, _), (values, _, _), *_ = of
     groups, rows, length = shape[0] * shape[1], shape[2], keys[2]
-    block = attend_triton.block_of(dtype, (shape[3], values[3]))
+    block, _ = _tile(of)
     blocks = -(-length // block)
     n = max(1, min(_programs(device) // max(1, groups), blocks, attend_triton.MOST_SPLITS))
     n = 1 if blocks <= ALONE else n
@@ -83,9 +83,25 @@ def functions_of(scale: float, out: tuple[int, ...], n: int, of: Sequence[Key]) 
     (shape, _, dtype), _, (values, _, _), *masks = of
     widths = (shape[3], values[3])
     mask = masks[0][2] if masks else None
-    early = shape[0] * shape[1] * of[1][0][2] * widths[0] * dtype.itemsize <= FEW
-    first = attend_triton.parts(dtype, mask, shape[2], widths, _strides(of, out), n, scale, early)
+    first = attend_triton.parts(
+        dtype, mask, shape[2], widths, _strides(of, out), n, scale, _are_few(of), _tile(of)
+    )
     return [first] if n == 1 else [first, attend_triton.joined(dtype, shape[2], widths[1])]
+
+
+def _are_few(of: Sequence[Key]) -> bool:
+    """Whether keys are read before it is known which of them count."""
+    (shape, _, dtype), (keys, _, _), *_ = of
+    return bool(shape[0] * shape[1] * keys[2] * shape[3] * dtype.itemsize <= FEW)
+
+
+def _tile(of: Sequence[Key]) -> tuple[int, int]:
+    """Keys of a block, and warps."""
+    (shape, _, dtype), (keys, _, _), (values, _, _), *_ = of
+    widths = (shape[3], values[3])
+    if _are_few(of):
+        return attend_triton.tile_of(dtype, widths, keys[2])
+    return attend_triton.block_of(dtype, widths), attend_triton.WARPS
 
 
 def _programs(device: torch.device) -> int:

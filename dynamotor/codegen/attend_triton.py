@@ -18,7 +18,8 @@ from ..base.cache import digest
 from .triton_kernel import TritonFunction
 from .triton_ops import POINTER
 
-MOST_SPLITS = 64
+MOST_SPLITS, WARPS = 64, 4
+WHOLE = 256  # keys that one program has in registers, by more warps: it waits for memory once
 _TRITON = {torch.float32: "tl.float32", torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 _PARTS = """
 @triton.jit
@@ -104,6 +105,13 @@ def block_of(dtype: torch.dtype, widths: tuple[int, int]) -> int:
     return max(16, min(128, (1 << 13) // _power(max(widths)) * 2 // dtype.itemsize))
 
 
+def tile_of(dtype: torch.dtype, widths: tuple[int, int], length: int) -> tuple[int, int]:
+    """Keys of a block, and warps: a block of all keys where these are few."""
+    block, warps = block_of(dtype, widths), WARPS
+    times = _power(-(-length // block), 1)
+    return (block * times, warps * times) if length <= WHOLE and times <= 4 else (block, warps)
+
+
 def parts(
     dtype: torch.dtype,
     mask: torch.dtype | None,
@@ -113,12 +121,15 @@ def parts(
     splits: int,
     scale: float,
     early: bool = False,
+    tile: tuple[int, int] | None = None,
 ) -> TritonFunction:
     """Of q, k, v, mask, and the result (one split) or the parts: each split's sums, maxima and totals.
 
     strides: of q, k, v, mask and the result. Its numbers: heads, length, splits, then the strides. early:
     keys are read while it is not known yet whether the mask shows any of them, which saves a wait for memory.
+    tile: keys of a block, and warps.
     """
+    block, warps = tile or (block_of(dtype, widths), WARPS)
     e, f = widths
     loads = _LOADS.format(e=e, f=f).strip("\n")
     exact = ', input_precision="ieee"' if dtype == torch.float32 else ""
@@ -130,7 +141,7 @@ def parts(
         e=e,
         ep=_power(e),
         fp=_power(f),
-        block=block_of(dtype, widths),
+        block=block,
         mask='tl.where(inside, 0.0, float("-inf"))' if mask is None else loaded,
         exact=exact,
         early=indent(loads, " " * 8) if early else "",
@@ -141,7 +152,7 @@ def parts(
     )
     types = [dtype] * 3 + [mask or dtype, dtype if splits == 1 else torch.float32]
     kinds = ["i32"] * 3 + ["i64:16" if n % 16 == 0 else "i64" for n in strides]
-    return _function("dm_attend", text, (*[POINTER[t] for t in types], *kinds))
+    return _function("dm_attend", text, (*[POINTER[t] for t in types], *kinds), warps)
 
 
 def joined(dtype: torch.dtype, rows: int, width: int) -> TritonFunction:
@@ -152,10 +163,10 @@ def joined(dtype: torch.dtype, rows: int, width: int) -> TritonFunction:
     return _function("dm_join", text, ("*fp32", POINTER[dtype], "i32", "i32", *["i64"] * 4))
 
 
-def _function(name: str, text: str, signature: tuple[str, ...]) -> TritonFunction:
+def _function(name: str, text: str, signature: tuple[str, ...], warps: int = WARPS) -> TritonFunction:
     own = f"{name}_{digest(text, repr(signature))[:12]}"
-    return TritonFunction(own, text.replace(f"def {name}(", f"def {own}("), signature, 1, 4)
+    return TritonFunction(own, text.replace(f"def {name}(", f"def {own}("), signature, 1, warps)
 
 
-def _power(n: int) -> int:
-    return max(16, 1 << (n - 1).bit_length())
+def _power(n: int, least: int = 16) -> int:
+    return max(least, 1 << (n - 1).bit_length())

@@ -31,6 +31,26 @@ def test_programs_that_share_a_head_s_keys_agree_with_eager(dtype, filled, heads
     torch.testing.assert_close(found.double(), want, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("length", [1, 100, 129, 192, 256, 257])
+@pytest.mark.parametrize("width, dtype", [(64, torch.bfloat16), (128, torch.float16), (128, torch.float32)])
+def test_few_keys_are_one_block_of_more_warps(length, width, dtype):
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, 3, n, width, generator=generator).to(dtype) for n in (3, length, length)
+    )
+    mask = torch.rand(2, 1, 3, length, generator=generator) > 0.3
+    mask[1, 0, 2] = False
+    with torch.no_grad(), config.patch(target="triton"):
+        found = dynamotor.compile(attention)(query, key, value, mask)
+    want = attention(query.double(), key.double(), value.double(), mask)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.double(), want, rtol=tolerance, atol=tolerance)
+    block, warps = attend_triton.tile_of(dtype, (width, width), length)
+    least = attend_triton.block_of(dtype, (width, width))
+    assert (block >= length) == (length <= (128 if dtype is torch.float32 else 256))
+    assert warps * least == 4 * block
+
+
 def test_a_block_holds_about_as_many_bytes_for_each_type_and_width():
     widths = (16, 64, 128, 256)
     blocks = [attend_triton.block_of(torch.bfloat16, (n, n)) for n in widths]
