@@ -4,7 +4,9 @@ that a template computes (`codegen/triton_few_rows.py`), and their sum where the
     mm(x, t(w))  →  p = few_rows_product(x[None], [t(w)], 4);  p[0] + p[1] + p[2] + p[3]
 
 A library's product of few rows leaves multiprocessors without work, and weights in bytes it would want
-converted, in memory. Parts are added in order, so results do not change from run to run.
+converted, in memory. Parts are added in order, so results do not change from run to run. Where tiles of wide
+weights fill the GPU there is one part, and the kernel behind the product, or behind both products of a gate,
+becomes its epilogue.
 """
 
 from __future__ import annotations

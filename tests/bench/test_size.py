@@ -12,13 +12,13 @@ from bench import size
 
 LIMITS = {
     ".": 1_015,
-    "autograd": 4_932,
+    "autograd": 4_922,
     "base": 1_220,
-    "capture": 17_133,
-    "codegen": 8_688,
+    "capture": 17_112,
+    "codegen": 8_760,
     "distributed": 2_060,
     "graph": 6_759,
-    "lower": 6_540,
+    "lower": 6_544,
     "runtime": 1_500,
     "step": 2_504,
     "tools": 2_830,
