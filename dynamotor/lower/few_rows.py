@@ -57,7 +57,8 @@ class FewRowsCut:
         return parts
 
 
-WIDE = FewRowsCut(programs=128, stages=5)  # a program for each multiprocessor, 64 kB on the way to it
+# A program for each multiprocessor, with 80 kB of a gate's weights on the way to it.
+WIDE = FewRowsCut(inner=64, programs=128, stages=6)
 
 
 def cut_of(rows: int, itemsize: int = 2, numbers: int = 1, outputs: int = 0, inner: int = 0) -> FewRowsCut:
