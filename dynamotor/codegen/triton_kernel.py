@@ -34,7 +34,8 @@ class LaunchPlan:
     that share a row (rows) or a tile of columns (across); per_chunk: positions of r, or of x, that each
     takes. vectors: where the tiles of a loop over r start; None: at the row's start. run: neighbours of a row
     that a thread loads together. fold: sums across are taken of each tile of rows at once. stages: loads of a
-    loop run ahead of it, by way of shared memory. few: rows, so that waits for memory take the time.
+    loop run ahead of it, by way of shared memory. few: rows, and elements of a thread, so
+    that waits for memory take the time.
     """
 
     form: Form

@@ -465,7 +465,7 @@ class Planner:
             looped,
             warps=warps,
             wide=is_wide(kernel),
-            few=few,
+            few=few and x_block * r_block <= 32 * warps * self.tuning.thread,
         )
 
     def strided_tile(self, kernel: Kernel, x: Sequence[Var], r: Sequence[Var], form: Form) -> LaunchPlan:
