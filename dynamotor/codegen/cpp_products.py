@@ -1,6 +1,6 @@
-"""The C++ function of a "rows" kernel that sums along rows, over values that all rows share: a matrix times a
-vector. Several rows go side by side: memory delivers several streams faster than one, and a shared value is
-loaded once for all.
+"""The C++ function of a "rows" kernel that sums along rows of bytes, over values that all rows share:
+quantised weights times a vector. Converting takes longer than memory does, so several rows go side by side: a
+shared value is loaded once for all. Wider numbers go row by row (`cpp_kernel.py`), in the memory's order.
 
 for (block of rows) { for (elements) { acc[0] += w[o] * x; acc[1] += w[o+1] * x; ... } row stores }
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..lower.index_expr import is_one, is_zero
+from ..lower.index_expr import Index, Var, is_one, is_zero
 from ..lower.ir import Expr, Kernel, Reduce, Store, of_kind
 from ..runtime.cpp_text import loop
 from .cpp_body import CppScope
@@ -41,14 +41,21 @@ def rows_together(kernel: Kernel) -> int:
     exprs = all_exprs(sums)
     if len(exprs) > LARGEST or any(e.op in _NO_STREAMS or e.dtype.itemsize > 4 for e in exprs):
         return 1
+    streams = _streams(exprs, row, lane)
+    if not streams or max(e.args[2].itemsize for e in streams) > 1:
+        return 1
     places = [e.args[1] for e in exprs if e.op == "load"]
-    steps = [(p.coefficient(row), p.coefficient(lane)) for p in places]
-    streams = any(across is not None and not is_zero(across) and is_one(along) for across, along in steps)
-    shared = any(across is not None and is_zero(across) and is_one(along) for across, along in steps)
+    shared = any(is_zero(p.coefficient(row)) and is_one(p.coefficient(lane)) for p in places)
     count = MOST // len(sums)
     while count > 1 and row.size // count < LEAST_BLOCKS:
         count //= 2
-    return count if streams and shared else 1
+    return count if shared else 1
+
+
+def _streams(exprs: Sequence[Expr], row: Var, lane: Var) -> list[Expr]:
+    """The loads of matrices: each row is read once, from its start to its end."""
+    steps = [(e, e.args[1].coefficient(row), e.args[1].coefficient(lane)) for e in exprs if e.op == "load"]
+    return [e for e, across, along in steps if is_one(along) and across is not None and not is_zero(across)]
 
 
 class ProductsEmitter(Emitter):
@@ -82,12 +89,12 @@ class ProductsEmitter(Emitter):
         for r in range(count):
             self._declare(r, group)
 
-        ahead = self._streams() if count == self.together else ()
+        streams = _streams(all_exprs(self.sums), v, lane) if count == self.together else ()
+        ahead = [e for e in streams if e.args[1].coefficient(v) == lane.size]  # no gaps between rows
 
         def emit(scope: CppScope, copy: int | str) -> None:
-            if scope.width > 1:
-                for name in names:
-                    self._fetch_next(ahead, CppScope(scope, [(v, name)]), int(copy) * scope.width, scope)
+            if scope.width > 1 and copy == 0:
+                self._fetch_next(ahead, CppScope(scope, [(v, names[0])]), scope)
             for r, name in enumerate(names):
                 one = CppScope(scope, [(v, name)], scope.width, scope.vector)
                 for s in self.sums:
@@ -101,26 +108,15 @@ class ProductsEmitter(Emitter):
             self._finish(r, CppScope(group, [(v, name), (ROW, "")]), group)
         return "".join(group.lines)
 
-    def _streams(self) -> list[Expr]:
-        """The loads of the matrix: each row is read once, from its start to its end."""
-        (v,), (lane,) = self.kernel.outer, self.kernel.inner
-        loads = [e for e in all_exprs(self.sums) if e.op == "load"]
-        return [
-            e
-            for e in loads
-            if is_one(e.args[1].coefficient(lane)) and not is_zero(e.args[1].coefficient(v) or 0)
-        ]
-
-    def _fetch_next(self, loads: Sequence[Expr], row: CppScope, element: int, scope: CppScope) -> None:
-        """Fetch the same place of a row of the next block into the second cache: where a row begins, and at
-        each page, the processor has yet to see that one is read. element: of those of a turn of the loop.
+    def _fetch_next(self, loads: Sequence[Expr], first: CppScope, scope: CppScope) -> None:
+        """Fetch as much of the next block as this turn of the loop reads, in the memory's order, into
+        the second cache. first: where the row is the block's first.
         """
+        lane, turn = self.kernel.inner[0], self.unroll * self.width * self.together
         for e in loads:
-            buffer, index, memory = e.args
-            if element * memory.itemsize % LINE == 0:
-                index += index.coefficient(self.kernel.outer[0]) * self.together
-                place = f"{self.body.params[buffer]}+{self.body.index(index, row)}"
-                scope.lines.append(f"__builtin_prefetch({place},0,2);")
+            at = e.args[1].subst({lane: Index.of(lane) * self.together}) + lane.size * self.together
+            place = f"{self.body.params[e.args[0]]}+{self.body.index(at, first)}"
+            scope.lines += [f"__builtin_prefetch({place}+{n},0,2);" for n in range(0, turn, LINE)]
 
     def _accumulators(self, s: Reduce, r: int) -> Sequence[tuple[str, int]]:
         """The names of a row's accumulators and their lanes, the one without lanes first."""

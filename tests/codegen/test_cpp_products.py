@@ -39,9 +39,26 @@ def close(f, *inputs, isa=""):
 def test_rows_of_any_number_and_length(rows, columns, isa, _together):
     if isa and not cpp_kernel.ISAS[isa].is_here:
         pytest.skip(f"this processor has no {isa}")
-    w, x, b = torch.randn(rows, columns), torch.randn(1, columns), torch.randn(rows)
-    close(lambda x, w, b: torch.relu(x @ w.t() / 30 + b), x, w, b, isa=isa)
+    w = torch.randint(-128, 128, (rows, columns), dtype=torch.int8)
+    x, b = torch.randn(1, columns), torch.randn(rows)
+    close(lambda x, w, b: torch.relu(x @ w.to(x.dtype).t() / 3000 + b), x, w, b, isa=isa)
     assert max(_together) == (8 if rows * columns >= 1 << 18 else 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("rows", [512, 1021])
+@pytest.mark.parametrize("columns", [1000, 4099])
+def test_wider_weights_go_row_by_row(rows, columns, dtype, _together):
+    w, x, b = [torch.randn(n, dtype=dtype) for n in ((rows, columns), (1, columns), (rows,))]
+    close(lambda x, w, b: torch.relu(x @ w.t() / 30 + b), x, w, b)
+    assert max(_together) == 1
+
+
+@pytest.mark.parametrize("rows", [1024, 1021])
+def test_rows_with_gaps(rows, _together):
+    w = torch.randint(-128, 128, (rows, 1000), dtype=torch.int8)
+    close(lambda x, w: x @ w[:, 3:900].to(x.dtype).t() / 3000, torch.randn(1, 897), w)
+    assert max(_together) == 8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -54,8 +71,9 @@ def test_weights_in_bytes(dtype, count, _together):
 
 
 def test_several_sums_over_one_matrix_share_their_rows(_together):
-    w, x, y = torch.randn(1024, 512), torch.randn(512), torch.randn(512)
-    close(lambda w, x, y: (w * x).sum(1) + (w * y).sum(1), w, x, y)
+    w = torch.randint(-128, 128, (1024, 512), dtype=torch.int8)
+    x, y = torch.randn(512) / 100, torch.randn(512) / 100
+    close(lambda w, x, y: (w.to(x.dtype) * x).sum(1) + (w.to(x.dtype) * y).sum(1), w, x, y)
     assert 4 in _together or 8 in _together
 
 
@@ -73,7 +91,8 @@ def test_sums_in_place_are_added_once():
 def test_threads_share_the_blocks(_together):
     torch.set_num_threads(2)
     try:
-        close(lambda x, w: x @ w.t(), torch.randn(1, 512), torch.randn(1021, 512))
+        w = torch.randint(-128, 128, (1021, 512), dtype=torch.int8)
+        close(lambda x, w: x @ w.to(x.dtype).t() / 3000, torch.randn(1, 512), w)
     finally:
         torch.set_num_threads(1)
     assert max(_together) == 8
@@ -86,12 +105,12 @@ def test_sums_of_rows_alone_and_of_large_integers_go_one_by_one(_together):
     assert set(_together) <= {1}
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32], ids=str)
-def test_a_block_fetches_each_line_of_the_next_one(dtype):
+def test_a_block_fetches_each_line_of_the_next_one_once():
     """Short rows are over before the processor sees that they are read: 768 bytes a row came at 8 GB/s, now at
     20.
     """
-    w = torch.ones(512, 768, dtype=dtype)
+    w = torch.ones(512, 768, dtype=torch.int8)
     text = str(dynamotor.lower(lambda x, w: (x * w.float()).sum(1), torch.ones(1, 768), w).code)
-    lines = 2 if dtype is torch.float32 and cpp_kernel.machine_width() >= 16 else 1  # in a turn of the loop
-    assert text.count("__builtin_prefetch(") == 8 * lines
+    width = cpp_kernel.machine_width()
+    turn = 8 * width * (2 if width >= 16 else 1)  # bytes of the block in a turn of the loop
+    assert text.count("__builtin_prefetch(") == max(1, turn // 64)
