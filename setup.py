@@ -32,9 +32,9 @@ setup(
     ext_modules=[
         Extension(
             "dynamotor._C",
-            sources=sorted(glob("dynamotor/csrc/*.c")),
+            sources=sorted(glob("dynamotor/csrc/*.c") + glob("dynamotor/csrc/*.cpp")),
             depends=sorted(glob("dynamotor/csrc/*.h")),
-            extra_compile_args=["-O2", "-std=gnu11", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
+            extra_compile_args=["-O2", "-fvisibility=hidden", "-Wall", "-Wno-unused-function"],
             define_macros=[("BUILT_FROM", f'"{source_digest(ROOT / "dynamotor/csrc")}"')],
             libraries=["dl"],
         )

@@ -367,7 +367,7 @@ MET_ANYWHERE = {"DM108", "DM201", "DM210", "DM213", "DM229", "DM236", "DM241", "
 def test_an_error_code_has_one_row_and_one_room() -> None:
     rows = re.findall(r"^\| (DM\d{3}) \|", (ROOT / "docs" / "errors.md").read_text(), re.MULTILINE)
     rooms: dict[str, set[str]] = {}
-    for path in [*SOURCES, *(ROOT / "bench").glob("*.py"), *(PACKAGE / "csrc").glob("*.[ch]")]:
+    for path in [*SOURCES, *(ROOT / "bench").glob("*.py"), *(PACKAGE / "csrc").glob("*.[ch]*")]:
         room = "bench" if path.parent == ROOT / "bench" else room_of(path)
         for code in re.findall(r"(?:\"|dynamotor, )(DM\d{3})(?=[\":)])", path.read_text()):
             rooms.setdefault(code, set()).add(room)

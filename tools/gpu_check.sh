@@ -11,6 +11,6 @@ python=${PYTHON:-python3}
 export DYNAMOTOR_CACHE_DIR=${DYNAMOTOR_CACHE_DIR:-$(mktemp -d)} HF_HUB_OFFLINE=1 PYTHONUNBUFFERED=1
 include=$($python -c 'import sysconfig; print(sysconfig.get_paths()["include"])')
 suffix=$($python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))')
-${CC:-gcc} -shared -fPIC -O2 -std=gnu11 -fvisibility=hidden -I"$include" dynamotor/csrc/*.c -ldl -o "dynamotor/_C.$$"
+${CC:-gcc} -shared -fPIC -O2 -fvisibility=hidden -I"$include" dynamotor/csrc/*.c dynamotor/csrc/*.cpp -lstdc++ -ldl -o "dynamotor/_C.$$"
 mv "dynamotor/_C.$$" "dynamotor/_C$suffix"  # in one step: another process may have it open
 exec $python -X faulthandler -m "bench.gpu_$tool" "$@"

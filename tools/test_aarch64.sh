@@ -23,8 +23,8 @@ if ! test -e "$folder/.made"; then
     cp -d /lib64/ld-linux-x86-64.so.2 "$root/lib64"
     touch "$folder/.made"
 fi
-"aarch64-linux-gnu-gcc" -O2 -std=gnu11 -fvisibility=hidden -fPIC -shared -I"$root/usr/include/python3.11" -I"$root/usr/include" \
-    "$project"/dynamotor/csrc/*.c -o "$project/dynamotor/_C.cpython-311-aarch64-linux-gnu.so" -ldl
+"aarch64-linux-gnu-gcc" -O2 -fvisibility=hidden -fPIC -shared -I"$root/usr/include/python3.11" -I"$root/usr/include" \
+    "$project"/dynamotor/csrc/*.c "$project"/dynamotor/csrc/*.cpp -o "$project/dynamotor/_C.cpython-311-aarch64-linux-gnu.so" -lstdc++ -ldl
 # Mounts of a name space of their own: they end with the tests.
 exec unshare --mount sh -c '
     root=$1 folder=$2 project=$3; shift 3

@@ -177,6 +177,41 @@ def _over_broadcast(recorder: GraphRecorder, x: ShapeTensor, size: Any) -> Shape
     return recorder.call(aten.sum.dim_IntList, x, dims, True) if dims else x
 
 
+@decomposition(aten.rrelu_with_noise.default)
+def _rrelu(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    x: ShapeTensor,
+    noise: ShapeTensor,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> Any:
+    """Outside of training it has the middle slope, and leaves the noise alone; its result is contiguous."""
+    if training:
+        return NotImplemented
+    result = recorder.call(aten.leaky_relu.default, x, (lower + upper) / 2)
+    return recorder.call(aten.clone.default, result, memory_format=torch.contiguous_format)
+
+
+@decomposition(aten.rrelu_with_noise_backward.default)
+def _rrelu_backward(
+    recorder: GraphRecorder,
+    func: OpOverload,
+    grad: ShapeTensor,
+    x: ShapeTensor,
+    noise: ShapeTensor,
+    lower: float,
+    upper: float,
+    training: bool,
+    self_is_result: bool,
+) -> Any:
+    if training:
+        return NotImplemented
+    return recorder.call(aten.leaky_relu_backward.default, grad, x, (lower + upper) / 2, self_is_result)
+
+
 @decomposition(aten.zeros.default, aten.ones.default)
 def _zeros_ones(
     recorder: GraphRecorder,

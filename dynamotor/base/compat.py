@@ -71,6 +71,12 @@ leaves_allowed = name("torch._C._functorch.get_inplace_requires_grad_allowed")
 allow_leaves = name("torch._C._functorch.set_inplace_requires_grad_allowed")
 is_legacy_batched = name("torch._C._functorch.is_legacy_batchedtensor")
 
+# Seeds of devices that have not begun ------------------------------------------------------------------------
+cuda_seeds = name("torch.cuda._lazy_seed_tracker", instead=None)
+xpu_seeds = name("torch.xpu._lazy_seed_tracker", instead=None)
+mtia_seeds = name("torch.mtia._lazy_seed_tracker", instead=None)
+custom_device_name = name("torch._C._get_privateuse1_backend_name", instead=lambda: "cuda")
+
 # Dispatch ---------------------------------------------------------------------------------------------------
 TensorBase = name("torch._C.TensorBase", instead=torch.Tensor.__mro__[1])
 make_wrapper_subclass = name("torch.Tensor._make_wrapper_subclass")

@@ -9,8 +9,8 @@ from pathlib import Path
 
 
 def source_digest(folder: str | Path) -> str:
-    """Digest of the names and texts of a folder's C files; empty if there are none."""
-    files = sorted(path for path in Path(folder).glob("*.[ch]"))
+    """Digest of the names and texts of a folder's C and C++ files; empty if there are none."""
+    files = sorted(path for path in Path(folder).iterdir() if path.suffix in (".c", ".cpp", ".h"))
     sha = hashlib.sha256()
     for path in files:
         text = path.read_bytes()

@@ -13,7 +13,9 @@ from typing import Any
 
 import torch
 
+from .. import _C
 from ..base import compat
+from ..graph.op_facts import facts
 from ..graph.plain_data import plain
 from ..lower.program import ExternStep
 from . import attend_gpu, grouped_gpu, masked_attention
@@ -80,6 +82,31 @@ def _binding(target: Any) -> Callable[..., Any] | None:
     return next(filter(None, found), None) if tensors or len(same) == 1 else None
 
 
+def _direct(target: Any) -> Callable[..., Any] | None:
+    """Libtorch's own function of an elementwise op on tensors alone (others may warn, which bindings pass on
+    to Python); the binding raises its errors.
+    """
+    binding = _binding(target)
+    if binding is None or _C.AtenFunction is None:
+        return None
+    if torch.Tag.pointwise not in target.tags and not facts(target).elementwise:
+        return None
+    schema = target._schema
+    if not all(isinstance(a.type, torch.TensorType) for a in (*schema.arguments, *schema.returns)):
+        return None
+    n_in, n_out = len(schema.arguments), len(schema.returns)
+    try:
+        return _C.AtenFunction(_symbol(target, n_in), n_in, n_out, binding)
+    except ValueError:
+        return None
+
+
+def _symbol(target: Any, n_in: int) -> str:
+    """The symbol of `at::_ops::NAME::call`, a function of `n_in` references to tensors."""
+    name = "_".join(filter(None, (target.overloadpacket.__name__, target._schema.overload_name)))
+    return f"_ZN2at4_ops{len(name)}{name}4callERKNS_6TensorE" + "S4_" * (n_in - 1)
+
+
 def _writes(target: Any) -> bool:
     return any(a.is_out or a.alias_info is not None for a in target._schema.arguments)
 
@@ -101,7 +128,10 @@ class Callee:
         return (
             row_major_backward
             if self.row_major
-            else FAST.get(self.target) or _binding(self.target) or getattr(self.target, "_op", self.target)
+            else FAST.get(self.target)
+            or _direct(self.target)
+            or _binding(self.target)
+            or getattr(self.target, "_op", self.target)
         )
 
 

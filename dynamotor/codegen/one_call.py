@@ -15,7 +15,7 @@ from typing import Any
 from .. import _C
 
 MOST_LINES = 12  # of a text that is looked at
-_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType)
+_IN_C = (types.BuiltinFunctionType, types.MethodDescriptorType, _C.AtenFunction or types.BuiltinFunctionType)
 
 
 def one_call(source: str, scope: Mapping[str, Any]) -> Callable[..., tuple[Any, ...]] | None:

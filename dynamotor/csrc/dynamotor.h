@@ -3,6 +3,7 @@
  *   launch.c      calling generated C functions on tensors
  *   run.c         calling a compiled graph
  *   one_call.c    a graph that is one call of PyTorch
+ *   aten_function.c, aten_invoke.cpp  libtorch's functions of tensors, called without Python's bindings
  *   lend.c        memory for results that a pool keeps
  *   gpu_launch.c  launching generated GPU functions on tensors
  *   expect.c      whether a result is laid out as the program was compiled for
@@ -89,6 +90,9 @@ int expect_init(PyObject *module);
 
 /* ---- one_call.c ---- */
 int one_call_init(PyObject *module);
+
+/* ---- aten_function.c ---- */
+int aten_function_init(PyObject *module);
 
 /* ---- ambient.c ---- */
 enum { N_AUTOCAST = 3 }; /* devices whose autocast state a guard compares */

@@ -16,7 +16,8 @@ PyMODINIT_FUNC PyInit__C(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL || python_compat_init() < 0 || tensor_init(module, torch) < 0 || launch_init(module) < 0 ||
         run_init(module) < 0 || lend_init(module) < 0 || gpu_launch_init(module) < 0 ||
-        expect_init(module) < 0 || one_call_init(module) < 0 || ambient_init(module, torch) < 0 || guards_init(module) < 0 || dispatch_init(module) < 0 ||
+        expect_init(module) < 0 || one_call_init(module) < 0 || aten_function_init(module) < 0 || ambient_init(module, torch) < 0 ||
+        guards_init(module) < 0 || dispatch_init(module) < 0 ||
         frame_hook_init(module) < 0 || fingerprint_init(module) < 0 ||
         PyModule_AddStringConstant(module, "built_from", BUILT_FROM) < 0) {
         Py_XDECREF(module);

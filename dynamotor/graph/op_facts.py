@@ -96,6 +96,8 @@ class OpFacts:
 
 # Elementwise ops that PyTorch does not tag.
 _UNTAGGED = {
+    aten.complex.default,
+    aten.polar.default,
     aten.floor_divide.default,
     aten.hardswish.default,
     aten.hardswish_.default,

@@ -61,8 +61,35 @@ def restore_random_state(state: torch.Tensor) -> None:
 
 
 def seed(number: int) -> None:
-    """Seed all generators."""
-    torch.manual_seed(number)
+    """Seed all generators: the CPU's alone where the devices were told this number already, because telling
+    them takes 0.1 ms (PyTorch notes the stack for each).
+    """
+    if _devices_know(number):
+        torch.default_generator.manual_seed(number)
+    else:
+        torch.manual_seed(number)
+
+
+def _devices_know(number: int) -> bool:
+    """Whether no device has begun and each will begin with this seed."""
+    if torch.backends.mps.is_built() or hasattr(torch, compat.custom_device_name()):
+        return False
+    return all(
+        tracker is not None and not device.is_initialized() and _was_told(tracker, number)
+        for device, tracker in (
+            (torch.cuda, compat.cuda_seeds),
+            (torch.xpu, compat.xpu_seeds),
+            (torch.mtia, compat.mtia_seeds),
+        )
+    )
+
+
+def _was_told(tracker: Any, number: int) -> bool:
+    """Whether the last that a device was told is this seed, for all of its generators."""
+    if not tracker.call_order or tracker.call_order[-1] is not tracker.manual_seed_all_cb:
+        return False
+    callback = tracker.manual_seed_all_cb[0]
+    return callback.__code__.co_freevars == ("seed",) and callback.__closure__[0].cell_contents == number
 
 
 STATE_CALLS = frozenset((enter_inference, leave_inference, random_state, restore_random_state, seed))

@@ -203,7 +203,13 @@ def _truths(ctx: LoopBuilder, x: LoopValue) -> LoopValue:
 def _quantifier(
     kind: ReduceKind, ctx: LoopBuilder, x: LoopValue, dim: Any = None, keepdim: bool = False
 ) -> LoopValue:
-    found = ctx.reduce(kind, x, all_dims(x, dim), keepdim=keepdim, dtype=BOOL, compute=BOOL)
+    """Of bytes on a CPU by their greatest or least, which have vectors of bytes."""
+    dims = all_dims(x, dim)
+    if x.dtype is torch.uint8 and not ctx.on_gpu and known(">=", numel(x.shape) - 1):
+        extreme: ReduceKind = "max" if kind == "any" else "min"
+        found = _truths(ctx, ctx.reduce(extreme, x, dims, keepdim=keepdim))
+    else:
+        found = ctx.reduce(kind, x, dims, keepdim=keepdim, dtype=BOOL, compute=BOOL)
     if ctx.spec.dtype is BOOL:
         return found
     return ctx.pointwise(lambda e: e, found, shape=found.shape)  # of bytes the answer is a byte

@@ -67,3 +67,23 @@ def test_a_number_is_put_where_the_tensor_itself_says():
 
     x = torch.randn(8)
     assert torch.equal(dynamotor.compile(put)(x), put(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize(
+    "x", [torch.randn(4, 5).t(), torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)]
+)
+def test_a_random_slope_outside_of_training_is_the_middle_one(x, dtype):
+    def slope(x):
+        return F.rrelu(x, 0.1, 0.3)
+
+    one, other = (x.detach().clone().to(dtype).requires_grad_() for _ in range(2))
+    want, got = slope(one), dynamotor.compile(slope)(other)
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert got.stride() == want.stride()
+    arriving = torch.randn(want.shape).to(dtype)
+    want.backward(arriving)
+    got.backward(arriving)
+    torch.testing.assert_close(other.grad, one.grad, rtol=0, atol=0)
+    assert other.grad.stride() == one.grad.stride()
+    assert "DM236" not in str(dynamotor.explain(slope)(other))

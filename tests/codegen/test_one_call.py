@@ -8,7 +8,10 @@ import torch
 import dynamotor
 from dynamotor import _C
 from dynamotor.base.config import config
+from dynamotor.codegen.externs import Callee
 from dynamotor.codegen.one_call import one_call
+
+aten = torch.ops.aten
 
 
 def as_it_is(value):
@@ -97,6 +100,62 @@ def test_errors_of_the_call_and_of_its_checks_are_raised():
         call(torch.ones(2))
     with pytest.raises(TypeError):
         call("text")
+
+
+needs_functions = pytest.mark.skipif(_C.AtenFunction is None, reason="this PyTorch does not export them")
+
+
+@needs_functions
+@pytest.mark.parametrize(
+    "op",
+    [aten.erfinv.default, aten.nextafter.default, aten.polar.default, aten.frexp.Tensor, aten.fmod.Tensor],
+)
+def test_an_elementwise_op_of_tensors_is_libtorchs_own_function(op):
+    function = Callee(op).function
+    assert type(function) is _C.AtenFunction
+    for size in (3, 70):  # few elements, for which it keeps the lock of Python, and many
+        inputs = [torch.rand(size, size) for _ in op._schema.arguments]
+        torch.testing.assert_close(function(*inputs), op(*inputs), rtol=0, atol=0)
+    broadcast = [torch.rand(5, 1), torch.rand(1, 7)][: len(inputs)]
+    torch.testing.assert_close(function(*broadcast), op(*broadcast), rtol=0, atol=0)
+
+
+@needs_functions
+@pytest.mark.parametrize(
+    "op", [aten.sort.default, aten.hash_tensor.default, aten.erfinv_.default, aten.pow.Tensor_Scalar]
+)
+def test_other_ops_have_no_function_of_libtorchs(op):
+    assert type(Callee(op).function) is not _C.AtenFunction
+
+
+@needs_functions
+def test_the_binding_raises_the_errors_and_takes_what_is_no_tensor():
+    nextafter, fmod = Callee(aten.nextafter.default).function, Callee(aten.fmod.Tensor).function
+    with pytest.raises(RuntimeError, match="must match the size"):
+        nextafter(torch.rand(2), torch.rand(3))
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        fmod(torch.tensor([3]), torch.tensor([0]))
+    with pytest.raises(TypeError):
+        nextafter(torch.rand(2))
+    assert fmod(torch.tensor([7.0]), 4).item() == 3
+    out = torch.empty(2)
+    assert nextafter(torch.zeros(2), torch.ones(2), out=out) is out
+    with pytest.raises(ValueError, match="no function"):
+        _C.AtenFunction("_ZN2at4_ops4none4callERKNS_6TensorE", 1, 1, as_it_is)
+
+
+@needs_functions
+def test_subclasses_and_parameters_reach_what_they_override():
+    class Told(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return "told"
+
+    erfinv = Callee(aten.erfinv.default).function
+    assert erfinv(torch.rand(2).as_subclass(Told)) == "told"
+    x = torch.nn.Parameter(torch.rand(2))
+    (gradient,) = torch.autograd.grad(erfinv(x).sum(), x)
+    torch.testing.assert_close(gradient, torch.autograd.grad(x.erfinv().sum(), x)[0])
 
 
 def test_a_compiled_function_of_one_op_is_one_call_and_still_shows_in_a_profile():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,3 +57,28 @@ def test_every_mode_that_runs_graphs_is_a_trial_mode() -> None:
         and any(ast.unparse(base).endswith("TorchDispatchMode") for base in cls.bases)
     }
     assert set(classes) - OTHER_MODES == {"modes.py"}
+
+
+SEEDS = """
+import torch
+from dynamotor.base import compat
+from dynamotor.graph.states import seed
+last = lambda: compat.cuda_seeds.call_order[-1][0].__closure__[0].cell_contents
+seed(5)
+first, told = torch.rand(3), compat.cuda_seeds.call_order
+seed(5)
+assert torch.equal(torch.rand(3), first) and compat.cuda_seeds.call_order is told
+torch.cuda.manual_seed(8)  # one device alone
+seed(5)
+assert last() == 5
+torch.manual_seed(7)
+seed(5)
+assert last() == 5 and torch.equal(torch.rand(3), first)
+seed(6)
+assert last() == 6 and not torch.equal(torch.rand(3), first)
+"""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is seeded at once")
+def test_a_seed_reaches_devices_that_have_not_begun_whoever_seeded_last() -> None:
+    subprocess.run([sys.executable, "-c", SEEDS], check=True)

@@ -354,3 +354,15 @@ def test_quantifiers_of_bytes_are_bytes(shape):
     x = torch.randint(0, 3, shape, dtype=torch.uint8)
     check(lambda x: (x.all(0), x.any(1), x.any((0, 1), keepdim=True), x.all(1) + 1), x, tolerance=0)
     check(lambda x: (x.all(), x.t().any()), x, tolerance=0)
+
+
+@pytest.mark.parametrize("share", [0, 0.02, 0.98, 1])
+@pytest.mark.parametrize("layout", [lambda x: x, lambda x: x.t(), lambda x: x[:, ::2]])
+def test_any_and_all_of_bytes_are_their_greatest_and_least(share, layout):
+    x = layout((torch.rand(70, 66) < share).to(torch.uint8) * torch.randint(1, 256, (70, 66)).to(torch.uint8))
+    check(lambda x: (x.all(1), x.any(0), x.all(), x.any()), x, tolerance=0)
+    check(lambda x: ((x + 1).all(0, keepdim=True), (x * x).any(1)), x, tolerance=0)
+
+
+def test_all_of_no_bytes_holds():
+    check(lambda x: (x.all(), x.any(), x.all(0), x.any(1)), torch.zeros(0, 3, dtype=torch.uint8), tolerance=0)
