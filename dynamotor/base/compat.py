@@ -71,7 +71,7 @@ leaves_allowed = name("torch._C._functorch.get_inplace_requires_grad_allowed")
 allow_leaves = name("torch._C._functorch.set_inplace_requires_grad_allowed")
 is_legacy_batched = name("torch._C._functorch.is_legacy_batchedtensor")
 
-# Seeds of devices that have not begun ------------------------------------------------------------------------
+# Seeds of devices that have not begun ------------------------------------------------------------------
 cuda_seeds = name("torch.cuda._lazy_seed_tracker", instead=None)
 xpu_seeds = name("torch.xpu._lazy_seed_tracker", instead=None)
 mtia_seeds = name("torch.mtia._lazy_seed_tracker", instead=None)

@@ -49,7 +49,7 @@ static PyObject *results_of(void **out, int n) {
     return results;
 }
 
-/* What the function throws the binding says again, in Python's words. */
+/* The binding raises the errors of the function again. */
 static PyObject *aten_function_call(PyObject *callable, PyObject *const *args, size_t nargsf, PyObject *kwnames) {
     const AtenFunction *self = (AtenFunction *)callable;
     const void *in[MOST_IN];

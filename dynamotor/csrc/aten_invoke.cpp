@@ -1,4 +1,4 @@
-/* Calls functions of libtorch: tensors in, new tensors out. C++ for their exceptions and for the way in which they give results. */
+/* Calls functions of libtorch: tensors in, new tensors out. C++: for their exceptions, and their results of classes. */
 #include <cstddef>
 #include <tuple>
 
