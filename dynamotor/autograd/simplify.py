@@ -79,7 +79,8 @@ def keep_copies(gm: torch.fx.GraphModule) -> None:
     inputs, or that are results: the caller may write into them before the backward, which reads those that
     eager's does.
     """
-    for value in gm.graph.output_node().args[0][0]:
+    results: Any = gm.graph.output_node().args[0]
+    for value in results[0]:
         root = memory_root(value)
         made_by = operand(root, 0) if root.target is operator.getitem else root
         root.meta[RESULT] = made_by.meta[RESULT] = True

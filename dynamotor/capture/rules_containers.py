@@ -296,16 +296,21 @@ def _update(trace: Trace, obj: Value, /, *args: Value, **kwargs: Value) -> Value
 
 
 @builtin_rule(dict.copy)
-def _dict_copy(trace: Trace, obj: Value, kind: type = dict) -> Value:
+def _dict_copy(trace: Trace, obj: Value) -> Value:
     """A plain dict, of instances of subclasses too."""
+    return _copy_of_items(obj, dict)
+
+
+def _copy_of_items(obj: Value, kind: type | None = None) -> DictValue:
     contents = contents_of(obj)
     assert isinstance(contents, DictValue)
-    return DictValue([(h, k, v) for h, (k, v) in contents.load().items()], kind=kind)
+    items = [(h, k, v) for h, (k, v) in contents.load().items()]
+    return DictValue(items, kind=kind or contents.kind)
 
 
 @builtin_rule(OrderedDict.copy, defaultdict.copy)
 def _copy_of_its_class(trace: Trace, obj: Value) -> Value:
-    copied = _dict_copy(trace, obj, contents_of(obj).kind)
+    copied = _copy_of_items(obj)
     if not isinstance(obj, UserObject):
         return copied
     result = UserObject(obj.cls, base=copied)

@@ -217,7 +217,8 @@ def _is_small(x: LoopValue, e: Expr) -> bool:
     loads = loads_of(e)
     if len(loads) > LAUNCH_LOADS or any(type(n) is Size for n in x.shape):
         return False
-    return numel(x.shape) * sum(load.args[2].itemsize for load in loads) <= LAUNCH_BYTES
+    itemsize: int = sum(load.args[2].itemsize for load in loads)
+    return int(numel(x.shape)) * itemsize <= LAUNCH_BYTES
 
 
 def _is_seen_apart(node: fx.Node) -> bool:

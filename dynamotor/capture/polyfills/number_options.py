@@ -115,7 +115,7 @@ def clamp_(input: Any, min: Any = None, max: Any = None) -> Any:
     return input.clamp_(number(min, input), number(max, input))
 
 
-def lerp(input: torch.Tensor, end: torch.Tensor, weight: Scalar) -> torch.Tensor:
+def lerp(input: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
     if input.dtype not in _HALVES:
         return torch.lerp(input, end, number(weight, input))
     # A tensor of the weight would be rounded: 0.999 is 1 then. Near 1 eager starts from the end, too.

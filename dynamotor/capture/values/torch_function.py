@@ -524,9 +524,9 @@ def _tensor(trace: Trace, /, *args: Value, **kwargs: Value) -> Value:
     plain = trace.sizes.symbolic and len(args) < 2 and named.keys() <= {"dtype", "device"}
     if plain and _holds(data, _is_size) and (_holds(data, _is_read) or not _holds(data, _is_no_int)):
         return _of_sizes(trace, data, {"dtype": Constant(torch.int64)} | named)
-    numbers = isinstance(data, ListValue | TupleValue) and any(type(v) is FloatValue for v in data.items)
-    if plain and numbers and not _holds(data, _is_numpy):
-        return _of_floats(trace, data.items, named)
+    if plain and isinstance(data, ListValue | TupleValue) and not _holds(data, _is_numpy):
+        if any(type(v) is FloatValue for v in data.items):
+            return _of_floats(trace, data.items, named)
     if _holds(data, _is_numpy) and len(args) < 2 and named.get("dtype", Constant(None)).as_constant() is None:
         lower(data, False)  # refuses those that no plain number stands for; their dtypes are lost there
         named["dtype"] = Constant(torch.tensor(data.as_constant()).dtype)
