@@ -182,7 +182,7 @@ def _inside(value: Any) -> Iterable[Any]:
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
     if isinstance(value, torch.nn.Module) and "_modules" in value.__dict__:
-        return [module.forward for module in torch.nn.Module.modules(value)]
+        return [value.__dict__.get("forward", type(value).forward), *value._modules.values()]
     return ()
 
 

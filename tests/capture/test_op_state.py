@@ -253,3 +253,24 @@ def test_long_lists_of_numbers_are_not_walked(monkeypatch: pytest.MonkeyPatch) -
     assert not op_state.reaches([{"numbers": numbers, "rows": [numbers, numbers[:10]]}], bool)
     assert len(walked) == 4
     assert op_state.reaches([[*numbers, {"asks": [None, asks]}]], lambda names: "is_grad_enabled" in names)
+
+
+def test_functions_of_nested_modules_are_searched_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Asks(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x if torch.is_grad_enabled() else -x
+
+    def uses(names: set[str]) -> bool:
+        return "is_grad_enabled" in names
+
+    layers = [torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()) for _ in range(20)]
+    model = torch.nn.Sequential(torch.nn.Sequential(*layers), torch.nn.Identity())
+    inside, walked = op_state._inside, []
+    monkeypatch.setattr(op_state, "_inside", lambda value: walked.append(value) or inside(value))
+    assert not op_state.reaches([model.forward], uses)
+    assert sum(isinstance(value, torch.nn.Module) for value in walked) == 63
+    layers[7].append(Asks())
+    assert op_state.reaches([model.forward], uses)
+    del layers[7][-1]
+    layers[3][1].forward = Asks().forward
+    assert op_state.reaches([model], uses)
