@@ -29,7 +29,7 @@ from .triton_plan import is_map, is_wide, map_plan, row_plan
 from .triton_sizes import NUMBERS, constant_of, settle
 
 SMALL = 1 << 20  # elements up to which a launch costs a map as much as its memory does
-SMALL_SUMS = 1 << 22  # of sums of rows: from here on they fill the GPU
+SMALL_SUMS = 1 << 24  # of sums of rows: from here on they fill the GPU (26 is as fast for 8 layers of an 8B)
 MOST_PROGRAMS = 1 << 11  # of a product of few rows
 TINY = 132  # programs of a map that may share a launch with others than its like
 FEWEST = 4  # maps of a kind for which it pays to build another function

@@ -238,13 +238,15 @@ def _relative_to(s: Statement, tops: Mapping[int, Reduce]) -> int | None:
 
 
 def _strided(kernel: Kernel, x: Sequence[Var], r: Sequence[Var]) -> bool:
-    """Whether memory is contiguous along the rows' last variable rather than along the row."""
+    """Whether memory is contiguous along the rows' last variable rather than along the row; accesses once
+    a row do not count.
+    """
     if kernel.template == COLS:
         return bool(x) and x[-1].size > 1
-    if not x or not r:
+    if not x or not r or x[-1].size < 8:
         return False
-    along_x, along_r = contiguous_along(kernel, x[-1]), contiguous_along(kernel, r[-1])
-    return along_x > 2 * along_r and x[-1].size >= 8
+    inside = replace(kernel, phases=tuple(Phase(p.inner) for p in kernel.phases), final_once=())
+    return contiguous_along(inside, x[-1]) > 2 * contiguous_along(inside, r[-1])
 
 
 def _axes(kernel: Kernel) -> tuple[tuple[Var, ...], tuple[Var, ...]]:

@@ -164,18 +164,27 @@ def mask_blocks(
     except NoBounds:
         some, whole = _by_places(mask, reads, sizes, device)
     part = some & ~whole
+    sides = [torch.stack((part, whole)), torch.stack((part.mT, whole.mT))]
+    is_square = part.shape[2] == part.shape[3]
     found: list[torch.Tensor] = []
-    for shows, of in ((some, (part, whole)), (some.mT, (part.mT, whole.mT))):
-        found += [tensor for there in of for tensor in _listed(there)]
-        if reads:
-            counts = shows.sum(-1, dtype=torch.int32).amax(1).flatten()
-            found.append(counts.argsort(descending=True, stable=True).to(torch.int32))
+    for these in [torch.stack(sides)] if is_square else [side.unsqueeze(0) for side in sides]:
+        counts, numbers = _listed(these)
+        order = _longest_first(counts) if reads else None
+        for n in range(len(these)):
+            found += [counts[n, 0], numbers[n, 0], counts[n, 1], numbers[n, 1]]
+            found += [] if order is None else [order[n]]
     return tuple(found)
 
 
 def _listed(there: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """How many blocks of each row are there, and which."""
-    number = torch.arange(there.shape[-1], dtype=torch.int32, device=there.device)
-    before = there.cumsum(-1, dtype=torch.int32) - 1
-    at = (before.unsqueeze(-2) == number.unsqueeze(-1)) & there.unsqueeze(-2)
-    return there.sum(-1, dtype=torch.int32), (at * number).sum(-1, dtype=torch.int32)
+    blocks = there.shape[-1]
+    counts = there.cumsum(-1, dtype=torch.int32)
+    nth = torch.arange(1, blocks + 1, dtype=torch.int32, device=there.device).repeat(*there.shape[:-1], 1)
+    return counts[..., -1].contiguous(), torch.searchsorted(counts, nth, out_int32=True) % blocks
+
+
+def _longest_first(counts: torch.Tensor) -> torch.Tensor:
+    """[sides, batch * rows] of counts [sides, kinds, batch, heads, rows]."""
+    longest = counts.sum(1, dtype=torch.int32).amax(2).flatten(1)
+    return longest.argsort(descending=True, stable=True).to(torch.int32)

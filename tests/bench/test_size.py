@@ -17,7 +17,7 @@ LIMITS = {
     "capture": 17_136,
     "codegen": 8_779,
     "distributed": 2_060,
-    "graph": 6_772,
+    "graph": 6_779,
     "lower": 6_550,
     "runtime": 1_500,
     "step": 2_504,

@@ -326,3 +326,12 @@ def test_a_row_that_was_written_is_not_loaded_ahead():
         return y, w, (x * w).amax(-1)
 
     check(steps, R(3, 96), R(96), tolerance=1e-4)
+
+
+def test_a_row_keeps_its_program_whatever_follows_its_reduction():
+    def step(x, flags, more):
+        token = x.argmax(-1)
+        return token * flags + more * (1 - flags), flags & (token != 2).long()
+
+    (one,) = check(step, R(32, 5000), torch.ones(32, dtype=torch.long), torch.arange(32))
+    assert one.grid == 32

@@ -1,5 +1,6 @@
 """Blocks of a mask: none that shows something is missing, none is called whole that is not, and few too many."""
 
+import itertools
 import random
 
 import pytest
@@ -101,3 +102,17 @@ def test_blocks_name_what_a_mask_shows():
     assert [parts[0, 0, row, :n].tolist() for row, n in ((2, 2), (3, 3))] == [[0, 2], [1, 2, 3]]
     assert wholes[0, 0, 1:3, 0].tolist() == [0, 1]
     assert by_column[0].flatten().tolist() == [2, 2, 2, 1] and by_column[2].flatten().tolist() == [1, 1, 0, 0]
+
+
+def test_lists_of_more_keys_than_queries():
+    found = mask_blocks("(r0[b,k]-r0[b,q]==0)", (2, 1, 300, 700), CPU, DOCUMENTS)
+    shows = DOCUMENTS[:, :300, None] == DOCUMENTS[:, None, :700]
+    for b, row in itertools.product(range(2), range(3)):
+        some = [
+            column
+            for column in range(6)
+            if shows[b, row * 128 : (row + 1) * 128, column * 128 : (column + 1) * 128].any()
+        ]
+        listed = found[1][b, 0, row, : found[0][b, 0, row]].tolist()
+        listed += found[3][b, 0, row, : found[2][b, 0, row]].tolist()
+        assert set(some) <= set(listed)
