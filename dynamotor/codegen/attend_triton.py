@@ -1,8 +1,9 @@
 """The Triton text of `dynamotor::attend`: several programs share a head's keys ("flash decoding", Dao et al.,
-2023), and a block of keys that the mask excludes for every row is not read.
+2023), and blocks of keys before the first and behind the last that the mask shows are not read.
 
 Program c of a head goes through its blocks c, c + splits, ...: where a cache is filled to a part, each has as
-many filled ones. With more than one, another kernel puts their parts together.
+many filled ones. It looks at its part of the mask first: a loop without branches can load ahead. With more than
+one program, another kernel puts their parts together.
 
 >>> parts(torch.bfloat16, None, rows=4, widths=(64, 64), strides=(64,) * 16, splits=8, scale=0.125).source
 """
@@ -10,7 +11,6 @@ many filled ones. With more than one, another kernel puts their parts together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from textwrap import indent
 
 import torch
 
@@ -19,6 +19,7 @@ from .triton_kernel import TritonFunction
 from .triton_ops import POINTER
 
 MOST_SPLITS, WARPS = 64, 4
+MANY = 8  # blocks of a mask that are looked at together
 WHOLE = 256  # keys that one program has in registers, by more warps: it waits for memory once
 _TRITON = {torch.float32: "tl.float32", torch.bfloat16: "tl.bfloat16", torch.float16: "tl.float16"}
 _PARTS = """
@@ -40,28 +41,52 @@ def dm_attend(q, k, v, mask, out, heads, length, splits, {strides}):
     top = tl.full([{padded}], float("-inf"), tl.float32)
     total = tl.full([{padded}], 0.0, tl.float32)
     acc = tl.full([{padded}, {fp}], 0.0, tl.float32)
-    for at in tl.range(c * {block}, length, splits * {block}):
+    span = splits * {block}
+    first = c * {block}
+    behind = length
+{ends}
+    for at in tl.range(first, behind, span):
         keys = at + tl.arange(0, {block})
         inside = (rows < {rows})[:, None] & (keys < length)[None, :]
         places = keys.to(tl.int64)
         there = keys < length
         m = {mask}
-{early}
-        if tl.max(tl.where(m == float("-inf"), 0, 1)) > 0:
-{late}
-            s = tl.dot(qt, kt{exact}) * {scale} + m
-            high = maximum(top, tl.reduce(s, 1, maximum))
-            base = tl.where(high == float("-inf"), 0.0, high)
-            p = tl.exp(s - base[:, None])
-            shrink = tl.exp(top - base)
-            total = total * shrink + tl.sum(p, 1)
-            acc = acc * shrink[:, None] + tl.dot(p.to({kind}), vt{exact})
-            top = high
+        kt = tl.load(k + places[None, :] * k2 + e[:, None], there[None, :] & (e < {e})[:, None], 0.0)
+        vt = tl.load(v + places[:, None] * v2 + f[None, :], there[:, None] & (f < {f})[None, :], 0.0)
+        s = tl.dot(qt, kt{exact}) * {scale} + m
+        high = maximum(top, tl.reduce(s, 1, maximum))
+        base = tl.where(high == float("-inf"), 0.0, high)
+        p = tl.exp(s - base[:, None])
+        shrink = tl.exp(top - base)
+        total = total * shrink + tl.sum(p, 1)
+        acc = acc * shrink[:, None] + tl.dot(p.to({kind}), vt{exact})
+        top = high
 {end}
 """
-_LOADS = """
-kt = tl.load(k + places[None, :] * k2 + e[:, None], there[None, :] & (e < {e})[:, None], 0.0)
-vt = tl.load(v + places[:, None] * v2 + f[None, :], there[:, None] & (f < {f})[None, :], 0.0)
+# Of one mask for all rows several blocks are looked at together.
+_ENDS = """
+    shown = length
+    behind = 0
+    for at in tl.range(first, length, {many} * span):
+        starts = at + tl.arange(0, {many}) * span
+        keys = starts[:, None] + tl.arange(0, {block})[None, :]
+        seen = tl.load(mask + keys.to(tl.int64) * m3, keys < length, float("-inf")) != float("-inf")
+        any_seen = tl.max(tl.where(seen, 1, 0), 1) > 0
+        shown = tl.minimum(shown, tl.min(tl.where(any_seen, starts, length), 0))
+        behind = tl.maximum(behind, tl.max(tl.where(any_seen, starts + 1, 0), 0))
+    first = shown
+"""
+_ENDS_OF_ROWS = """
+    shown = length
+    behind = 0
+    for at in tl.range(first, length, span):
+        keys = at + tl.arange(0, {block})
+        inside = (rows < {rows})[:, None] & (keys < length)[None, :]
+        places = mask + rows[:, None] * m2 + keys.to(tl.int64)[None, :] * m3
+        any_seen = tl.max(tl.where(tl.load(places, inside, float("-inf")) != float("-inf"), 1, 0)) > 0
+        shown = tl.minimum(shown, tl.where(any_seen, at, length))
+        behind = tl.maximum(behind, tl.where(any_seen, at + 1, 0))
+    first = shown
 """
 _RESULT = """
     known = tl.where(total == 0.0, 1.0, total)
@@ -126,12 +151,12 @@ def parts(
     """Of q, k, v, mask, and the result (one split) or the parts: each split's sums, maxima and totals.
 
     strides: of q, k, v, mask and the result. Its numbers: heads, length, splits, then the strides. early:
-    keys are read while it is not known yet whether the mask shows any of them, which saves a wait for memory.
+    all keys are read, while it is not known yet which of them the mask shows: that saves a wait for memory.
     tile: keys of a block, and warps.
     """
     block, warps = tile or (block_of(dtype, widths), WARPS)
     e, f = widths
-    loads = _LOADS.format(e=e, f=f).strip("\n")
+    ends = _ENDS if strides[14] == 0 or rows == 1 else _ENDS_OF_ROWS
     exact = ', input_precision="ieee"' if dtype == torch.float32 else ""
     loaded = 'tl.load(mask + rows[:, None] * m2 + places[None, :] * m3, inside, float("-inf")).to(tl.float32)'
     facts = {"rows": rows, "f": f, "kind": _TRITON[dtype], "size": rows * f}
@@ -144,8 +169,7 @@ def parts(
         block=block,
         mask='tl.where(inside, 0.0, float("-inf"))' if mask is None else loaded,
         exact=exact,
-        early=indent(loads, " " * 8) if early else "",
-        late="" if early else indent(loads, " " * 12),
+        ends="" if early or mask is None else ends.format(block=block, rows=rows, many=MANY).strip("\n"),
         scale=repr(scale),
         end=(_RESULT if splits == 1 else _PART).format(**facts).strip("\n"),
         **facts,

@@ -27,7 +27,7 @@ FEWEST, MOST = 2, 64  # rows; one row is a sum (`row_products.py`)
 FEWEST_NARROW = 2  # of weights in bytes
 # Weights in halves: beyond these sizes cuBLAS reads more of them a second (8 rows of 2,048 by 8,192 on an
 # H200 2.8 TB/s, parts 2.0; 2,048 by 2,048 1.3 and 1.45). Those beyond the first take WIDE tiles.
-FEW_HALVES, MOST_HALVES, MOST_ROWS_OF_HALVES = 1 << 22, 1 << 26, 32
+FEW_HALVES, MOST_HALVES, MOST_ROWS_OF_HALVES = 1 << 22, 1 << 25, 32
 LEAST = 1 << 19  # weights; below, a launch more costs as much as it saves
 MOST_PARTS = 8  # a kernel that adds them up reads no more values
 VECTOR = 8  # halves in 16 bytes

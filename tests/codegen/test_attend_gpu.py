@@ -65,3 +65,34 @@ def test_what_is_broadcast_is_read_with_a_stride_of_zero():
         *[0] * 12,
         *[9] * 4,
     ]
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", ["none", "filled", "window", "holes", "by row", "nothing"])
+def test_blocks_outside_of_the_keys_that_a_mask_shows_are_not_read(monkeypatch, kind, rows):
+    monkeypatch.setattr(attend_gpu, "FEW", 0)
+    attend_gpu._kernels.cache_clear()
+    length, places = 1700, torch.arange(1700)
+    mask = {
+        "none": None,
+        "filled": places < 900,
+        "window": (places > 700) & (places < 1000),
+        "holes": places // 100 % 3 == 1,
+        "by row": (places - 400 * torch.arange(rows)[:, None]).abs() < 150,
+        "nothing": places < 0,
+    }[kind]
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(1, 2, n, 32, generator=generator) for n in (rows, length, length))
+    if kind == "filled":
+        key[:, :, 1100:] = value[:, :, 1100:] = torch.nan  # of memory that was never written
+    added = None
+    if mask is not None:
+        added = torch.where(mask, 0.0, -torch.inf).expand(1, 1, rows, length)
+    found = torch.empty_like(query)
+    attend_gpu.attend(query, key, value, added, 32**-0.5, query.stride(), out=found)
+    attend_gpu._kernels.cache_clear()
+    n = 1100 if kind == "filled" else length
+    given = (t[:, :, :n].double() for t in (key, value))
+    mask = mask if mask is None else mask.expand(rows, length)[:, :n]
+    want = attention(query.double(), *given, mask)
+    torch.testing.assert_close(found.double(), want, rtol=1e-5, atol=1e-5)
