@@ -8,6 +8,7 @@ have work.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,9 @@ from ..graph.sizes import Dim, Size, divides, equal, hint, is_symbolic
 from ..graph.spec import TensorSpec, contiguous_stride, numel
 from ..lower.index_expr import Index, Var, flatten, is_one, is_zero, row_major
 from ..lower.ir import (
+    BOOL,
     COLS,
+    I64,
     ROW,
     ROWS,
     SCAN,
@@ -25,9 +28,12 @@ from ..lower.ir import (
     Kernel,
     Phase,
     Reduce,
+    ReduceKind,
     Scratch,
     Statement,
     Store,
+    compare,
+    const,
     load,
     loads_of,
     make,
@@ -36,6 +42,7 @@ from ..lower.ir import (
     rebuild,
     rewrite,
     roots,
+    select,
     walk,
 )
 from ..lower.lowering import decline_if
@@ -65,6 +72,7 @@ class GpuTuning:
     one_warp: int = 256  # lanes up to which a row without vectors is left to one warp
     crossed: tuple[int, int, int] = (32, 64, 4)  # rows, columns and warps of a tile that some access crosses
     crossed_bytes: tuple[int, int, int] = (64, 64, 8)  # of one whose bytes are stored across: whole sectors
+    chunks_of_positions: int = 4  # from which on two passes over their values cost less
     few: int = 132  # rows up to which each has a multiprocessor for itself
     few_warp: int = 128  # elements of such a row for each warp: the wait for memory takes its time
     bytes: int = 8192  # that a program sums of rows in bytes: to start one takes as long as to read some
@@ -257,18 +265,55 @@ def _axes(kernel: Kernel) -> tuple[tuple[Var, ...], tuple[Var, ...]]:
 
 
 def _joined(reductions: Sequence[Reduce], found: Mapping[int, Expr]) -> tuple[Phase, ...]:
-    """The chunks' results put together: sums of exponentials each relative to its own chunk's maximum, in a
-    second pass.
+    """The chunks' results put together. In a second pass sums of exponentials, each relative to its own
+    chunk's maximum, and positions: the first of the chunks that have the extreme.
     """
-    plain = tuple(Reduce(s.id, s.kind, found[s.id]) for s in reductions if s.top is None)
-    relative = []
+    plain = tuple(
+        Reduce(s.id, s.kind, found[s.id]) for s in reductions if s.top is None and s.position is None
+    )
+    second = []
     for s in reductions:
         if s.top is not None:
-            top = make("acc", (s.top, ROW, Index({}, 0)), s.expr.dtype)
-            relative.append(
+            top = _of_row(s.top, s.expr.dtype)
+            second.append(
                 Reduce(s.id, "sum", op("mul", found[s.id], op("exp", op("sub", found[s.top], top))))
             )
-    return (Phase(plain), *([Phase(tuple(relative))] if relative else []))
+        elif s.position is not None:
+            extreme = _extreme_of(s, reductions)
+            assert extreme is not None
+            has = _is_same(found[extreme.id], _of_row(extreme.id, s.expr.dtype))
+            second.append(Reduce(s.id, "min", select(has, found[s.id], const(torch.iinfo(I64).max, I64))))
+    return (Phase(plain), *([Phase(tuple(second))] if second else []))
+
+
+def _of_row(number: int, dtype: torch.dtype) -> Expr:
+    return make("acc", (number, ROW, Index({}, 0)), dtype)
+
+
+def _is_same(a: Expr, b: Expr) -> Expr:
+    """Whether two numbers are equal or both NaN."""
+    same = compare("eq", a, b)
+    if not a.dtype.is_floating_point:
+        return same
+    return op("or", same, op("and", compare("ne", a, a), compare("ne", b, b)))
+
+
+def _extreme_of(position: Reduce, among: Sequence[Reduce]) -> Reduce | None:
+    """The reduction that gives the value at a position."""
+    same = (s for s in among if s.kind == position.kind[3:] and s.expr is position.expr and not s.across)
+    return next(same, None)
+
+
+def _with_extremes(statements: Sequence[Statement]) -> list[Statement]:
+    """Statements that also gather the values at their positions: other programs look elsewhere."""
+    found = list(statements)
+    number = itertools.count(1 + max(s.id for s in statements if isinstance(s, Reduce)))
+    for s in statements:
+        among = [other for other in found if isinstance(other, Reduce)]
+        if isinstance(s, Reduce) and s.position is not None and _extreme_of(s, among) is None:
+            kind: ReduceKind = "max" if s.kind == "argmax" else "min"
+            found.append(Reduce(next(number), kind, s.expr))
+    return found
 
 
 def one_row(kernel: Kernel) -> Kernel:
@@ -539,9 +584,10 @@ class Planner:
             and plan.r.size > 4 * self.tuning.loop_tile
         ):
             return self.by_phases(kernel, x)
-        single = passes == 1 and all(s.position is None for s in reductions)
+        positions = [s for s in reductions if s.position is not None]
+        single = passes == 1 and all(s.expr.dtype is not BOOL for s in positions)
         chunks = self.chunks_of_rows(tiles, plan) if plan.looped and single and reductions else 1
-        if chunks < 2:
+        if chunks < (self.tuning.chunks_of_positions if positions else 2):
             return [_piece(kernel, self.by_vectors(kernel, plan) if plan.looped else plan)]
         per = -(-plan.r.size // chunks)
         per = -(-per // plan.r.block) * plan.r.block
@@ -551,8 +597,10 @@ class Planner:
             plan, chunks=chunks, per_chunk=per, second=replace(plan.r, exact=equal(per * chunks, plan.r.size))
         )
         plan = self.by_vectors(kernel, plan)
+        inner = tuple(_with_extremes(kernel.phases[0].inner))
+        reductions = [s for s in inner if isinstance(s, Reduce)]
         partial = self.room(reductions, chunks * plan.x.size)
-        first = replace(kernel, phases=(Phase(kernel.phases[0].inner),), final=(), final_once=())
+        first = replace(kernel, phases=(Phase(inner),), final=(), final_once=())
         chunk = Var("chunk", chunks)
         at = flatten([Index.of(v) for v in (chunk, *x)], contiguous_stride([chunks, *(v.size for v in x)]))
         found = {s.id: load(partial[s.id][0], at, partial[s.id][1]) for s in reductions}
@@ -627,10 +675,8 @@ class Planner:
 
     def room(self, reductions: Sequence[Reduce], count: Dim) -> dict[int, tuple[str, torch.dtype]]:
         """Buffers for partial results."""
-        return {
-            s.id: (self.new_buffer(TensorSpec.dense((count,), s.expr.dtype)), s.expr.dtype)
-            for s in reductions
-        }
+        dtypes = {s.id: s.expr.dtype if s.position is None else I64 for s in reductions}
+        return {n: (self.new_buffer(TensorSpec.dense((count,), dtype)), dtype) for n, dtype in dtypes.items()}
 
     def across(self, kernel: Kernel, across: Sequence[Reduce]) -> list[LaunchPiece]:
         """Rows in chunks, each with its own accumulators; then kernels that add the chunks up and finish."""

@@ -335,3 +335,15 @@ def test_a_row_keeps_its_program_whatever_follows_its_reduction():
 
     (one,) = check(step, R(32, 5000), torch.ones(32, dtype=torch.long), torch.arange(32))
     assert one.grid == 32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64])
+def test_programs_share_a_long_row_whose_positions_are_asked_for(dtype):
+    x = torch.randint(-3, 4, (4, 70000)).to(dtype)
+    x[1, 69999], x[2, [40000, 69000]] = 5, -5
+    if dtype.is_floating_point:
+        x[3, [60000, 65000]] = torch.nan
+        x[0] = -torch.inf
+    first, second = check(lambda x: x.argmax(1) + 1, x)
+    assert first.grid == 20 and second.grid <= 4
+    check(lambda x: (*x.max(1), x.argmin(1), x.nan_to_num().clamp(-9).long().sum(1)), x)
