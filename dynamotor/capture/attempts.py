@@ -149,12 +149,14 @@ class Retry:
 
 @dataclass(frozen=True)
 class Break:
-    """The graph breaks. cuts: where the stack of frames can be cut; guards and sizes: those of the trace."""
+    """The graph breaks. cuts: where the stack of frames can be cut; guards and sizes: those of the trace. captured:
+    the program up to the first of the cuts, where the trace still stood there."""
 
     stop: Unsupported
     cuts: list[tuple[int, int]]
     guards: list[AnyGuard]
     sizes: TraceSizes
+    captured: Captured | None = None
 
     @staticmethod
     def of(stop: Unsupported, trace: Trace, ambient: Ambient) -> Break:

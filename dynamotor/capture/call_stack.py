@@ -43,6 +43,11 @@ class CallStack:
             generator.made.clear()
         self.frames, self.stopped, self.generators, self.handled = [], (), [], None
 
+    def stop_before(self, frames: tuple[Frame, ...]) -> None:
+        """Cut frames before the instruction that the innermost one has begun."""
+        self.stopped = frames
+        frames[-1].ip -= 1
+
     def where(self) -> UserLine | None:
         """The current line of the innermost frame that is not a polyfill."""
         return _innermost(self.frames, (POLYFILLS,))

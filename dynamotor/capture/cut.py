@@ -1,8 +1,8 @@
 """Graph breaks: cut a trace before one instruction, and plan what runs natively and what goes on captured.
 
-The trace is run again up to the cut (`Trace(break_at=...)`); every inlined frame is rebuilt by the generated
-`finish`, the instruction runs natively, and each frame goes on in a resume function with a dispatcher of its
-own (resume.py).
+The trace is run again up to the cut (`Trace(break_at=...)`), unless it broke at a jump's test, which changes nothing;
+every inlined frame is rebuilt by the generated `finish`, the instruction runs natively, and each frame goes on in a
+resume function with a dispatcher of its own (resume.py).
 """
 
 from __future__ import annotations
@@ -54,6 +54,8 @@ _UNNOTICED = (
     *(type(None), int, float, complex, str, bytes, type, types.FunctionType, types.ModuleType),
     *(torch.Tensor, torch.nn.Module, torch.Size),
 )
+# Instructions that only ask for a truth, and take the value from the stack when they know.
+_TESTS = JUMPS_WITH_TEST - {"FOR_ITER"} | {"UNARY_NOT"}
 _RETURNS = ("RETURN_VALUE", "RETURN_CONST")
 _PROLOGUE = frozenset({"COPY_FREE_VARS", "MAKE_CELL", "RETURN_GENERATOR"})
 
@@ -80,6 +82,16 @@ def cut_points(stop: Unsupported, generators: Iterable[GeneratorValue]) -> list[
         if waiting.has_duties():  # each of its steps would be a break
             break
     return _resumable(places)
+
+
+def stands_before(stop: Unsupported, trace: Trace) -> bool:
+    """Whether a trace that breaks is as it was before the breaking instruction: a test changes nothing,
+    unless Python code answers it. Not where another trace is to tell which floats are needed as numbers.
+    """
+    if stop.reason.kind != "data-dependent" or not stop.frames or trace.sizes.floats:
+        return False
+    frame = stop.frames[-1]
+    return frame.step_at == trace.stack.steps and frame.instr.op in _TESTS
 
 
 def _resumable(places: list[tuple[Frame, int]]) -> list[tuple[int, int]]:

@@ -84,7 +84,7 @@ from .attempts import (
 from .breaks import BreakReason, Stop, Unsupported, too_deep
 from .checks import CheckFailed, checked
 from .compiled_share import Share, without_counting
-from .cut import ResumePoint, emit_break
+from .cut import ResumePoint, emit_break, stands_before
 from .dispatch import arg_sources, make_entry, miss_reason
 from .guards import Ambient, AnyGuard, TensorIs, first_failure
 from .host_code import are_plain, stays_on_host
@@ -579,7 +579,12 @@ class Compiler(siblings.Sibling):
         ambient, trace = Ambient.current(), attempt.trace()
         try:
             with preserved_modes():
-                result = self._run(trace, attempt)
+                try:
+                    result = self._run(trace, attempt)
+                except Unsupported as stop:
+                    if not stands_before(stop, trace) or self.strict:
+                        raise
+                    return self._again(stop, trace, attempt) or self._break_here(stop, trace, ambient)
                 trace.stack.check_generators()
                 if not trace.checks.stand():
                     return self._without_checks(attempt)
@@ -696,12 +701,23 @@ class Compiler(siblings.Sibling):
         told: list[BreakReason] = []
         return Captured(None, [], [], [ambient, *trace.reader.guards], finish, trace.sizes, "", reason)
 
+    def _break_here(self, stop: Unsupported, trace: Trace, ambient: Ambient) -> Break:
+        """The break of a trace that did nothing of the breaking instruction: it is cut as it stands."""
+        broken = Break.of(stop, trace, ambient)
+        if not broken.cuts or broken.cuts[0] != (len(stop.frames), trace.stack.steps):
+            return broken
+        trace.stack.stop_before(stop.frames)
+        captured = self._cut(trace, ambient, self._inside(stop, len(stop.frames)), stop.reason)
+        return replace(broken, cuts=broken.cuts[1:], captured=captured)
+
     def _broken(self, broken: Break, attempt: Attempt) -> Done | Retry:
         """Capture up to the break, or nothing when no frame can be cut."""
         stop, failed = broken.stop, broken.sizes
         note_break(stop.reason)
         if self.strict:
             raise stop.reason.error()
+        if broken.captured is not None:
+            return Done(broken.captured)
         for depth, step in broken.cuts:
             captured, further = self._up_to(replace(attempt, fixed=failed.fixed, break_at=step), depth, stop)
             if captured is not None:
@@ -723,9 +739,6 @@ class Compiler(siblings.Sibling):
     def _up_to(self, attempt: Attempt, depth: int, stop: Unsupported) -> tuple[Captured | None, bool]:
         """The program up to an instruction, with so many frames cut; or None, and whether another place may
         do."""
-        # The instruction is such a call.
-        alone = "transform", "disabled" if depth == len(stop.frames) else ""
-        inner = None if stop.reason.kind in alone else self.inner
         ambient, trace = Ambient.current(), attempt.trace()
         try:
             with preserved_modes():
@@ -734,12 +747,18 @@ class Compiler(siblings.Sibling):
                 except Stop:
                     if len(trace.stack.stopped) != depth:
                         return None, False
-                    return self._cut(trace, ambient, inner, stop.reason), True
+                    return self._cut(trace, ambient, self._inside(stop, depth), stop.reason), True
         except (Unsupported, Raised, RecursionError):
             pass
         finally:
             trace.forget()
         return None, False
+
+    def _inside(self, stop: Unsupported, depth: int) -> InnerFrames | None:
+        """What captures functions that the breaking instruction enters; None where it is a call that does so
+        itself."""
+        alone = "transform", "disabled" if depth == len(stop.frames) else ""
+        return None if stop.reason.kind in alone else self.inner
 
     def _cut(
         self, trace: Trace, ambient: Ambient, inner: InnerFrames | None, reason: BreakReason
