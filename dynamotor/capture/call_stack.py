@@ -17,8 +17,10 @@ from .bytecode import returns_nothing
 from .interpreter import POLYFILLS, Frame, GeneratorValue
 from .values.base import Value
 from .values.function import BoundMethod, FunctionValue
+from .values.user_object import UserObject
 
 TORCH = torch.__path__[0]
+_EXIT = contextlib._GeneratorContextManager.__exit__
 
 
 class CallStack:
@@ -87,26 +89,46 @@ class CallStack:
                 cure="compile a smaller function, or one without long Python loops",
             )
 
+    def in_with_blocks(self) -> list[GeneratorValue]:
+        """The generators of `contextlib.contextmanager` that wait for the end of a `with` block of the cut frames, or
+        of such a generator: `__exit__` ends them."""
+        found: list[GeneratorValue] = []
+        frames = [*self.stopped]
+        for frame in frames:
+            waiting = [generator for value in frame.stack if (generator := _left_by(value)) is not None]
+            found += waiting
+            frames += [generator.frame for generator in waiting]
+        return found
+
     def check_generators(self) -> None:
-        """Refuse a trace that ends while a generator waits inside a `try` or `with`."""
+        """Refuse a trace that ends while a generator waits inside a `try` or `with`, unless it is made again."""
+        ended = self.in_with_blocks()
         for generator in self.generators:
             unsupported_if(
-                generator.has_duties(),
+                generator.has_duties() and generator not in ended,
                 "finalizer",
                 f"generator {generator.frame.code.co_qualname} is left inside a `try` or `with`",
                 "CPython closes it when the last reference goes",
             )
 
 
+def _left_by(leave: Value | None) -> GeneratorValue | None:
+    """The generator that an `__exit__` on a frame's stack ends."""
+    function = leave.func if isinstance(leave, BoundMethod) else None
+    if not isinstance(function, FunctionValue) or function.fn is not _EXIT:
+        return None
+    assert isinstance(leave, BoundMethod)
+    attributes = leave.instance._dict if isinstance(leave.instance, UserObject) else None
+    generator = None if attributes is None else attributes.lookup("gen")
+    waits = isinstance(generator, GeneratorValue) and generator.frame.started and not generator.finished
+    return generator if waits else None
+
+
 def _may_suppress(leave: Value) -> bool:
     """Whether an `__exit__` may be true. That of `contextlib.contextmanager` asks its generator."""
     function = leave.func if isinstance(leave, BoundMethod) else leave
     fn = function.fn if isinstance(function, FunctionValue) else None
-    if (
-        fn is None
-        or fn is contextlib._GeneratorContextManager.__exit__
-        or fn.__code__.co_filename.startswith(TORCH)
-    ):
+    if fn is None or fn is _EXIT or fn.__code__.co_filename.startswith(TORCH):
         return fn is None
     return not returns_nothing(fn.__code__)
 

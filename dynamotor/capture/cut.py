@@ -34,6 +34,7 @@ from .resume import (
     live_slots,
     resume_function,
     successors,
+    waiting_generator,
     way_out,
     why_not_resumable,
 )
@@ -286,15 +287,10 @@ def emit_break(
     handled = trace.stack.handled
     states: list[tuple[Frame, Boundary, list[Value]]] = []
     for frame in reversed(trace.stack.stopped):
-        stack: list[Any] = [NULL if v is None else v for v in frame.stack]
         innermost = frame is trace.stack.stopped[-1]
         instr = frame.steps[frame.ip][1] if innermost else frame.instr
-        live = live_slots(frame.code, instr.offset)
-        slots = [
-            v if v is not None and (i in live or _is_held(v)) else UNBOUND for i, v in enumerate(frame.fast)
-        ]
         unsupported_if(instr.op in _PROLOGUE, "reconstruct", "a frame that has not begun cannot be cut")
-        at = Boundary.of(frame.code, instr.offset, slots, stack)
+        at, slots, stack = _state(frame, instr)
         for level in reversed(at.exception_slots):
             saved = stack[level]
             assert isinstance(saved, HandledValue) and handled is not None
@@ -309,6 +305,8 @@ def emit_break(
                 )
                 emitter.statement(f"{emitter.constant(in_flight)}({emitter.emit(value)})")
         states.append((frame, at, list(at.flat(slots, stack))))
+    for generator in reversed(trace.stack.in_with_blocks()):
+        _emit_waiting(emitter, generator)
     late = _late_bool(emitter, states)
     tensor, begin = emitter.emit(late.tensor) if late is not None else "", len(emitter.lines)
     for _, at, values in states:  # what has a name is what CPython has there
@@ -342,6 +340,23 @@ def emit_break(
     elif late is not None:
         emitter.lines.insert(begin, f"{LATE} = {tensor}.item()")
     return f"{emitter.constant(drive)}({expression})" if root else expression
+
+
+def _state(frame: Frame, instr: Instr) -> tuple[Boundary, list[Any], list[Any]]:
+    """A frame before an instruction, with its slots and stack."""
+    stack: list[Any] = [NULL if v is None else v for v in frame.stack]
+    live = live_slots(frame.code, instr.offset)
+    slots = [v if v is not None and (i in live or _is_held(v)) else UNBOUND for i, v in enumerate(frame.fast)]
+    return Boundary.of(frame.code, instr.offset, slots, stack), slots, stack
+
+
+def _emit_waiting(emitter: ResultEmitter, generator: GeneratorValue) -> None:
+    """Make the generator of an open `with` block again, waiting where it does."""
+    at, slots, stack = _state(generator.frame, generator.frame.instr)
+    unsupported_if(at.exception_slots, "reconstruct", "a generator waits in an exception handler")
+    make = waiting_generator(at, generator.frame.func.globals.obj)
+    words = ", ".join(map(emitter.emit, at.flat(slots, stack)))
+    emitter.new_object(generator, f"{emitter.constant(make)}({words})")
 
 
 def _is_held(value: Value) -> bool:

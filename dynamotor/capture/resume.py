@@ -453,6 +453,25 @@ def resume_function(at: Boundary, globals_: dict[str, Any]) -> Callable[..., Any
     return _function(at, out, globals_, "resume", ())
 
 
+def waiting_generator(at: Boundary, globals_: dict[str, Any]) -> Callable[..., Any]:
+    """A function of the flat values that gives a generator which waits at the boundary: a YIELD_VALUE, whose operand
+    is not on the stack."""
+    out = Assembler(at.code)
+    out.emit("RETURN_GENERATOR")
+    out.emit("POP_TOP")
+    _rebuild(out, at, thunk=False)
+    out.const(None)
+    out.emit("JUMP_FORWARD", at.offset // 2)
+    make = _function(at, out, globals_, "generator", ())
+
+    def waiting(*flat: Any) -> Any:
+        generator = make(*flat)
+        next(generator)
+        return generator
+
+    return waiting
+
+
 def break_function(
     at: Boundary,
     resumes: Sequence[Callable[..., Any] | None],

@@ -1,4 +1,5 @@
-"""A generator that has not started when the graph breaks is made again by its call: `with` blocks go on
+"""A generator that has not started when the graph breaks is made again by its call, and one of an open `with` block
+where it waits: `with` blocks go on
 captured.
 """
 
@@ -171,3 +172,166 @@ def decodes_in(x, limit):
         while x.sum() < limit:
             x = x * 1.5 + early
     return x - 1
+
+
+class Counted:
+    """A manager by a method, whose generator has cells, a loop and a block of its own."""
+
+    def __init__(self, said):
+        self.said, self.depth = said, 0
+
+    @contextlib.contextmanager
+    def level(self, *names, step=1):
+        def rise(by):
+            self.depth += by
+            seen.append(self.depth)
+            return seen
+
+        seen = list(names)
+        for _ in range(1):
+            with told(self.said, ()):
+                try:
+                    yield rise(step)
+                finally:
+                    rise(-step)
+                    self.said.append((names, tuple(seen)))
+
+
+def with_cells(x, said, fails):
+    counted = Counted(said)
+    with counted.level("a", "b", step=2) as seen, counted.level() as other:
+        x = x * (len(seen) + counted.depth)
+        if x.sum() > 0:
+            seen.append("positive")
+            x = x + 1
+        other.append(seen)
+        if fails:
+            raise fails("no")
+        if x.sum() > 5:
+            x = x - 2
+    said.append((seen is other[-2], counted.depth, seen[:]))
+    return x * counted.depth + len(seen)
+
+
+@contextlib.contextmanager
+def scaled(x, said):
+    y = x * 3
+    yield y
+    said.append("no try")  # not reached where the block raises
+    said.append((y + x).tolist())
+
+
+def with_tensors(x, said, fails):
+    with scaled(x.sin(), said) as y, scaled(y, said) as z:
+        y.add_(1)
+        if y.sum() > 0:
+            z = z + y
+        if fails:
+            raise fails("no")
+    return z
+
+
+@contextlib.contextmanager
+def handling(said):
+    try:
+        raise LookupError("inside")
+    except LookupError:
+        yield said  # waits in a handler
+        said.append("handled")
+
+
+def with_a_handler(x, said, fails):
+    with handling(said):
+        x = x + 1
+        if x.sum() > 0:
+            x = x * 2
+        if fails:
+            raise fails("no")
+    return x
+
+
+def with_a_stack(x, said, fails):
+    with contextlib.ExitStack() as stack:
+        inner = stack.enter_context(told(said, ValueError))
+        x = x + 1
+        if x.sum() > 0:
+            x = x * 2
+        inner.append("body")
+        if fails:
+            raise fails("no")
+    return x
+
+
+class OwnExit(contextlib._GeneratorContextManager):
+    def __exit__(self, *error):
+        self.said.append("own exit")
+        return super().__exit__(*error)
+
+
+def with_an_exit_of_its_own(x, said, fails):
+    manager = OwnExit(told.__wrapped__, (said, ValueError), {})
+    manager.said = said
+    with manager:
+        x = x + 1
+        if x.sum() > 0:
+            x = x * 2
+        if fails:
+            raise fails("no")
+    return x
+
+
+@told([])
+def decorated(x):
+    x = x + 1
+    return x * 2 if x.sum() > 0 else x
+
+
+def with_a_decorator(x, said, fails):
+    x = decorated(x)
+    if fails:
+        raise fails("no")
+    return x
+
+
+def with_a_kept_manager(x, said, fails):
+    manager = told(said)
+    with manager:
+        x = x + 1
+        if x.sum() > 0:
+            said.append(manager.gen.gi_frame is not None)
+        said.append((manager.gen.__name__, manager.gen.__qualname__))
+        if fails:
+            raise fails("no")
+    said.append(manager.gen.gi_frame is None)
+    return x
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        with_cells, with_tensors, with_a_handler, with_a_stack, with_an_exit_of_its_own, with_a_decorator,
+        with_a_kept_manager,
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("fails", [None, ValueError, KeyError])
+def test_the_generator_of_a_region_goes_on_behind_a_break(fn, fails):
+    compiled = dynamotor.compile(fn, backend="eager")
+    for value in (1.0, -4.0, 2.0):
+        found = []
+        for run in (compiled, fn):
+            said = []
+            try:
+                result = run(torch.full((3,), value), said, fails).tolist()
+            except Exception as error:
+                result = type(error), str(error)
+            found.append((result, said))
+        assert found[0] == found[1]
+
+
+def test_what_comes_before_a_region_and_its_body_are_one_graph():
+    counters.clear()
+    x, said = torch.ones(3), []
+    compiled = dynamotor.compile(in_one_region, backend="eager")
+    torch.testing.assert_close(compiled(x, said, None), in_one_region(x, [], None))
+    assert said == ["in", "body", "out"]
+    assert counters["capture"]["graphs"] == 3  # up to the branch, up to the end of the block, and behind it

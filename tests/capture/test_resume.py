@@ -24,6 +24,7 @@ from dynamotor.capture.resume import (
     break_function,
     resume_function,
     successors,
+    waiting_generator,
     why_not_resumable,
 )
 
@@ -480,3 +481,62 @@ def test_library_functions_cut_at_random(function, arguments):
         at, flat = run_steps(function, arguments(), random.randrange(150))
         got = flat if at == "done" else resume_function(at, function.__globals__)(*flat)
         assert got == expected
+
+
+def waits(a, *rest, k=3):
+    inner = [a]
+
+    def grow():
+        inner.append(k)
+        return inner
+
+    try:
+        for i in range(2):
+            with contextlib.suppress(KeyError):
+                got = yield len(grow()), i
+                say(got, k, rest)
+        return inner
+    except ValueError as error:
+        say("error", str(error))
+        yield "after"
+    finally:
+        say("finally", type(sys.exception()))
+
+
+@pytest.mark.parametrize(
+    "steps", ["nnn", "sss", "c", "vn", "knc", "t", "nvc", ""], ids=lambda steps: steps or "none"
+)
+def test_a_generator_that_waits_is_made_again(steps):
+    code, names = waits.__code__, decode(waits.__code__).localsplus
+    at = next(i for i in decode(code).instrs if i.op == "YIELD_VALUE").offset
+    cells = {"inner": types.CellType([5, 3]), "k": types.CellType(3)}
+    inner = next(c for c in code.co_consts if isinstance(c, types.CodeType))
+    grow = types.FunctionType(inner, globals(), "grow", None, tuple(cells[n] for n in inner.co_freevars))
+    known = {"a": 5, "rest": (1,), "grow": grow, "i": 0, "got": UNBOUND, "error": UNBOUND, **cells}
+    rounds, block = iter(range(2)), contextlib.suppress(KeyError)
+    next(rounds)
+    slots, stack = [known[name] for name in names], [rounds, block.__exit__]
+    boundary = Boundary.of(code, at, slots, stack)
+    ours, theirs = waiting_generator(boundary, globals())(*boundary.flat(slots, stack)), waits(5, 1)
+    next(theirs)
+    for generator in (ours, theirs):
+        assert inspect.getgeneratorstate(generator) == inspect.GEN_SUSPENDED
+    assert ours.gi_frame.f_lineno == theirs.gi_frame.f_lineno
+    assert _stepped(ours, steps) == _stepped(theirs, steps)
+
+
+def _stepped(generator, steps):
+    """Results of steps, each by its letter: next, send, close, or throw a value, key or type error."""
+    errors, results = {"v": ValueError, "k": KeyError, "t": TypeError}, []
+    LOG.clear()
+    for step in steps:
+        try:
+            if step in errors:
+                results.append(generator.throw(errors[step]("no")))
+            else:
+                results.append(
+                    {"n": generator.__next__, "c": generator.close, "s": lambda: generator.send(7)}[step]()
+                )
+        except Exception as error:
+            results.append((type(error), str(error), getattr(error, "value", None)))
+    return results, list(LOG)
