@@ -13,6 +13,7 @@ from typing import Any
 
 from .breaks import unsupported, unsupported_if
 from .guards import Distinct, runs_code_at_its_end
+from .source import Source
 from .values.base import Epoch, ResultEmitter, Trace, Value
 from .values.containers import DictValue, ListValue, TupleValue
 from .values.tensor import TensorValue, version
@@ -119,17 +120,27 @@ class Effects:
 
     def guard_aliases(self) -> None:
         """A changed object must not be reachable as another one at the next call."""
-        reader = self.trace.reader
+        changed: dict[Any, list[Source]] = {}
         for value in self.touched:
-            if value.source is None or value.real() is None:
-                continue
-            for other in list(reader.values.values()):
-                if other is value or other.source is None or type(other) is not type(value):
-                    continue
-                if other.python_type() is value.python_type() and not (
-                    other.source.is_held and value.source.is_held
-                ):
-                    reader.guard(Distinct(value.source, (other.source,)))
+            if value.source is not None and value.real() is not None:
+                changed.setdefault((type(value), value.python_type()), []).append(value.source)
+        if not changed:
+            return
+        others: dict[Any, list[Source]] = {kind: [] for kind in changed}
+        for value in self.trace.reader.values.values():
+            kind = type(value), value.python_type()
+            if kind in changed and value.source is not None and value not in self.touched:
+                others[kind].append(value.source)
+        for kind, sources in changed.items():
+            held, free = [], []
+            for source in sources:
+                (held if source.is_held else free).append(source)
+            self._guard_distinct(free, [*held, *others[kind]])
+            self._guard_distinct(held, [source for source in others[kind] if not source.is_held])
+
+    def _guard_distinct(self, changed: list[Source], others: list[Source]) -> None:
+        if changed and len(changed) + len(others) > 1:
+            self.trace.reader.guard(Distinct(changed[0], (*changed[1:], *others), len(changed)))
 
     def replay(self, emitter: ResultEmitter) -> bool:
         """Write the statements that redo every change; whether there are any."""

@@ -604,13 +604,31 @@ class SameObject(Together):
 
 @dataclass(frozen=True)
 class Distinct(Together):
-    """`source` and `others` are pairwise different objects."""
+    """`source` and the first of `others`, `n_changed` sources, give objects that no other source gives. One row for all
+    pairs: a program that writes into each layer of a cache reads hundreds of dicts."""
 
+    n_changed: int = 1
     code = "distinct"
-    text = "{source}, {others} were different objects and two of them are one now"
 
     def check_value(self, value: Any) -> bool:
-        return len(set(map(id, value))) == len(value)
+        changed = set(map(id, value[: self.n_changed]))
+        return len(changed) == self.n_changed and changed.isdisjoint(map(id, value[self.n_changed :]))
+
+    def reason(self, args: tuple[Any, ...]) -> str:
+        changed: dict[int, Source] = {}
+        for place, source in enumerate(self.sources):
+            try:
+                found = id(source.fetch(args))
+            except Missing:
+                return f"`{source}` is gone"
+            if found in changed:
+                return f"`{changed[found]}` and `{source}` were different objects and are one now"
+            if place < self.n_changed:
+                changed[found] = source
+        return super().reason(args)
+
+    def encode(self, node: Callable[[Source], int]) -> Any:
+        return self.n_changed, super().encode(node)
 
 
 def memory_range(tensor: torch.Tensor) -> tuple[int, int]:

@@ -205,11 +205,14 @@ static int run_bound(GuardProgram *program, PyObject *const *args, Py_ssize_t na
     return program->bound && has_kept(program, args, nargs) && watches_run(program, slots) == HOLD;
 }
 
+/* Each of the first `number` values is another object than all others. */
 static bool are_distinct(const GuardProgram *program, const Check *check, PyObject **slots) {
+    PyObject **values = alloca(sizeof(PyObject *) * (size_t)check->n_nodes);
+    for (int i = 0; i < check->n_nodes; i++) values[i] = node_value(&program->nodes[check->nodes[i]], slots);
     for (int i = 0; i < check->n_nodes; i++) {
-        PyObject *value = node_value(&program->nodes[check->nodes[i]], slots);
-        for (int j = 0; j < i; j++)
-            if (node_value(&program->nodes[check->nodes[j]], slots) == value) return false;
+        int others = i < check->number ? i : (int)check->number;
+        for (int j = 0; j < others; j++)
+            if (values[j] == values[i]) return false;
     }
     return true;
 }
@@ -370,12 +373,13 @@ static int parse_check_data(GuardProgram *program, Check *check) {
             PyErr_SetString(PyExc_ValueError, "no such node");
         break;
     case CHECK_SIZES: check->sizes = size_program_from(check->data, program->n_nodes); break;
-    case CHECK_DISTINCT:
     case CHECK_NO_OVERLAP: return parse_indices(check->data, program->n_nodes, &check->nodes, &check->n_nodes);
+    case CHECK_DISTINCT:
     case CHECK_APART: {
         PyObject *nodes;
         if (!PyArg_ParseTuple(check->data, "nO", &check->number, &nodes)) return -1;
         if (parse_indices(nodes, program->n_nodes, &check->nodes, &check->n_nodes) < 0) return -1;
+        if (check->kind == CHECK_DISTINCT) break;
         check->ranges = PyMem_Calloc(2 * (size_t)check->n_nodes + 1, sizeof(uintptr_t));
         if (check->ranges == NULL) PyErr_NoMemory();
         break;

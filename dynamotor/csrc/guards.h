@@ -54,7 +54,7 @@ typedef struct SizeProgram SizeProgram;
 typedef struct {
     CheckKind kind;
     int node;
-    Py_ssize_t number;  /* length, cell index, a tensor's address, the other node of `same`, how many of `apart` are written, kernel settings */
+    Py_ssize_t number;  /* length, cell index, a tensor's address, the other node of `same`, how many of `apart` are written, of `distinct` changed, kernel settings */
     PyObject *data;     /* encoded by the row */
     PyObject *slow;     /* tensor_match: the row's own check_value */
     TensorFacts facts;  /* tensor_match */

@@ -577,6 +577,24 @@ def test_same_and_distinct_objects():
     assert not Distinct(x, (y,)).check((a, a)) and Distinct(x, (y,)).check((a, b))
 
 
+def test_changed_objects_are_distinct_from_all_others():
+    a, b, c = torch.ones(2), torch.ones(2), torch.ones(2)
+    guard = Distinct(x, (y, Arg(2, "z"), held(a)), 2)  # x and y change
+    program = compile_program([guard], [])
+    for args, holds in [
+        ((b, c, torch.ones(2)), True),
+        ((b, c, a), True),  # two others may be one object
+        ((b, b, c), False),
+        ((b, c, b), False),
+        ((c, b, b), False),
+        ((b, a, c), False),
+        ((a, b, c), False),
+    ]:
+        assert guard.check(args) is (program.check(args) is not None) is holds
+    assert guard.reason((b, c, b)) == "`x` and `z` were different objects and are one now"
+    assert guard.reason((b, c)) == "`z` is gone"
+
+
 def test_overlapping_memory():
     memory = torch.zeros(10)
     guard = NoOverlap(x, (y,))
