@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..base.errors import UserLine
+from ..base.events import enabled
 from .breaks import unsupported, unsupported_if
 from .bytecode import returns_nothing
 from .interpreter import POLYFILLS, Frame, GeneratorValue
@@ -33,6 +34,7 @@ class CallStack:
 
     def __init__(self, break_at: int | None, max_steps: int, handling: bool) -> None:
         self.break_at, self.max_steps, self.handling = break_at, max_steps, handling
+        self.told = enabled("bytecode")  # each instruction
         self.frames: list[Frame] = []
         self.steps = 0
         self.stopped: tuple[Frame, ...] = ()

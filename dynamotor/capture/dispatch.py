@@ -34,11 +34,11 @@ class _Nodes:
     each call, becomes nodes that are bound once.
     """
 
-    def __init__(self, guards: Sequence[Guard], bound: Mapping[int, Any], kept: frozenset[int]) -> None:
-        self.bound, self.kept = bound, kept
+    def __init__(self, guards: Sequence[Guard], bound: Mapping[int, Any]) -> None:
+        self.bound = bound
         self.objects = {g.source: g.obj for g in guards if type(g) is IdIs}
         self.steps: list[tuple[str, int, Any]] = []  # (kind of step, number of the parent, key)
-        self.held: list[bool] = []
+        self.roots: list[int] = []  # of each step the number of the one that it begins at
         self.with_dict: dict[int, Any] = {}  # held objects whose `__dict__` is read, by number
         self._numbers: dict[Source, int] = {}
 
@@ -52,18 +52,17 @@ class _Nodes:
     def _add(self, source: Source) -> int:
         base = source.base
         if type(source) is Joined:
-            return self._append(Called(ALL_ARGS, self._joined(source)), self.number(ALL_ARGS), False)
+            return self._append(Called(ALL_ARGS, self._joined(source)), self.number(ALL_ARGS))
         if type(source) is Arg and source.index in self.bound:
             return self.number(Const(self.bound[source.index], str(source)))
         if base is None:
-            keeps = type(source) is Arg and source.index in self.kept
-            return self._append(source, -1, keeps or type(source) is Const, keeps)
+            return self._append(source, -1)
         parent = self.number(base)
         if base in self.objects:
             parent = self.number(Const(self.objects[base], str(base)))
         if type(source) is InstanceDict and self.steps[parent][0] == Const.step_kind:
             self.with_dict[parent] = self.steps[parent][2]
-        return self._append(source, parent, self.held[parent])
+        return self._append(source, parent)
 
     def _joined(self, source: Joined) -> Callable[[tuple[Any, ...]], Any]:
         """The tuple of a joined source's values, from the arguments of a call."""
@@ -77,16 +76,18 @@ class _Nodes:
 
         return fetch
 
-    def _append(self, source: Source, parent: int, held: bool, keeps: bool = False) -> int:
-        self.steps.append((KEPT_ARG if keeps else source.step_kind, parent, source.key))
-        self.held.append(held)
-        return len(self.steps) - 1
+    def _append(self, source: Source, parent: int) -> int:
+        number = len(self.steps)
+        self.steps.append((source.step_kind, parent, source.key))
+        self.roots.append(number if parent < 0 else self.roots[parent])
+        return number
 
-    def placed(self) -> list[int]:
-        """For each number the place in the program: those on arguments first, then those on held objects,
-        beginning with arguments that are bound.
+    def placed(self, kept: frozenset[int]) -> list[int]:
+        """For each number the place in the program: those on arguments first, then those on held objects, beginning
+        with the arguments that are kept.
         """
-        order = sorted(range(len(self.steps)), key=lambda n: (self.held[n], self.steps[n][0] != KEPT_ARG))
+        held = {number for number in self.roots if number in kept or self.steps[number][0] == Const.step_kind}
+        order = sorted(range(len(self.roots)), key=lambda n: (self.roots[n] in held, n not in kept))
         places = [0] * len(order)
         for place, number in enumerate(order):
             places[number] = place
@@ -103,78 +104,69 @@ def compile_program(
     arguments that no call has, by their numbers.
     """
     rows = list(dict.fromkeys(guards))
-    kept = _kept_args(rows, bound)
-    settled = _program(rows, inputs, bound, kept) if kept else None
-    return _program(rows, inputs, bound, settled=settled)
+    ambient = next((row for row in rows if isinstance(row, Ambient)), None)
+    plain = [row for row in rows if isinstance(row, Guard)]
+    nodes = _Nodes(plain, bound)
+    read = [(row, nodes.number(row.sources[0])) for row in plain]
+    for row in plain:
+        for source in row.sources[1:]:
+            nodes.number(source)
+    taken = [nodes.number(source) for source in inputs]
+    kept = _kept_args(nodes, plain)
+    settled = [_program(nodes, read, taken, ambient, kept)] if kept else []
+    return _program(nodes, read, taken, ambient, frozenset(), *settled)
 
 
-def _kept_args(rows: Sequence[AnyGuard], bound: Mapping[int, Any]) -> frozenset[int]:
+def _kept_args(nodes: _Nodes, rows: Sequence[Guard]) -> frozenset[int]:
     """The numbers of the arguments that a program may be bound to: many sources hang on one, and its class allows
     weak references.
     """
     weak = {
-        row.source
+        nodes.number(row.source)
         for row in rows
         if type(row) is TypeIs
         and type(row.source) is Arg
         and row.source.index >= 0
-        and row.source.index not in bound
+        and row.source.index not in nodes.bound
         and row.cls.__weakrefoffset__
         and not issubclass(row.cls, torch.Tensor)
     }
-    if not weak:  # before the sources are walked: most programs take tensors alone
-        return frozenset()
-    roots: dict[Source, Source] = {}
-    count: Counter[Source] = Counter()
-    for source in {source for row in rows if isinstance(row, Guard) for source in row.sources}:
-        way = []
-        while source not in roots and source.base is not None:
-            way.append(source)
-            source = source.base
-        roots.update(dict.fromkeys(way, root := roots.get(source, source)))
-        count[root] += len(way)
-    return frozenset(arg.index for arg in weak if count[arg] >= MANY)
+    count = Counter(nodes.roots) if weak else {}  # most programs take tensors alone
+    return frozenset(number for number in weak if count[number] > MANY)
 
 
 def _program(
-    rows: Sequence[AnyGuard],
-    inputs: Sequence[Source],
-    bound: Mapping[int, Any],
-    kept: frozenset[int] = frozenset(),
-    settled: _C.GuardProgram | None = None,
+    nodes: _Nodes,
+    rows: Sequence[tuple[Guard, int]],
+    taken: Sequence[int],
+    ambient: Ambient | None,
+    kept: frozenset[int],
+    *settled: _C.GuardProgram,
 ) -> _C.GuardProgram:
-    ambient = next((g for g in rows if isinstance(g, Ambient)), None)
-    plain = [g for g in rows if isinstance(g, Guard)]
-    nodes = _Nodes(plain, bound, kept)
-    read = [[nodes.number(source) for source in row.sources] for row in plain]
-    taken = [nodes.number(source) for source in inputs]
-    places = nodes.placed()
+    """The program of rows, each with the number of its first source. kept: arguments that it is bound to."""
+    places = nodes.placed(kept)
+    steps: list[Any] = [None] * len(places)
+    for number, (kind, parent, key) in enumerate(nodes.steps):
+        step = KEPT_ARG if number in kept else kind
+        steps[places[number]] = (step, places[parent] if parent >= 0 else -1, key)
+    checks = _checks(nodes, rows, places)
+    return _C.GuardProgram(steps, checks, [places[i] for i in taken], ambient, *settled)
+
+
+def _checks(
+    nodes: _Nodes, rows: Sequence[tuple[Guard, int]], places: Sequence[int]
+) -> list[tuple[str, int, Any, Any]]:
+    """The encoded checks: those of one node adjacent, cheap ones first; those that relate nodes last."""
 
     def node(source: Source) -> int:
         return places[nodes.number(source)]
 
-    steps: list[Any] = [None] * len(places)
-    for place, (kind, parent, key) in zip(places, nodes.steps):
-        steps[place] = (kind, places[parent] if parent >= 0 else -1, key)
-    checks = _checks(nodes, plain, read, places, node)
-    more = () if settled is None else (settled,)
-    return _C.GuardProgram(steps, checks, [places[i] for i in taken], ambient, *more)
-
-
-def _checks(
-    nodes: _Nodes,
-    rows: Sequence[Guard],
-    read: Sequence[Sequence[int]],
-    places: Sequence[int],
-    node: Callable[[Source], int],
-) -> list[tuple[str, int, Any, Any]]:
-    """The encoded checks: those of one node adjacent, cheap ones first; those that relate nodes last."""
     checks = [
         (
-            (row.code in _RELATIONS, places[numbers[0]], row.code != TypeIs.code),
-            (row.code, places[numbers[0]], row.encode(node), getattr(row, "check_value", None)),
+            (row.code in _RELATIONS, places[number], row.code != TypeIs.code),
+            (row.code, places[number], row.encode(node), getattr(row, "check_value", None)),
         )
-        for row, numbers in zip(rows, read)
+        for row, number in rows
     ]
     # `obj.__class__ = other` moves no dict, so the class of a held object whose `__dict__` is read is
     # checked.
@@ -206,7 +198,7 @@ def make_entry(
     """One compiled version of a function, for `Dispatcher.add`. `finish(outs, args)` makes the result, None:
     it is outs.
     """
-    guards = tuple(dict.fromkeys(guards))
+    guards = tuple(guards)
     program = compile_program(guards, inputs)
     return _C.Entry(program, run, finish, n_positional, kwnames, EntryInfo(guards, tuple(inputs), data))
 

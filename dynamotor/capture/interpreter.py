@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..base.errors import UserLine
-from ..base.events import enabled, log
+from ..base.events import log
 from ..base.registry import Registry
 from .breaks import Stop, Unsupported, too_deep, unsupported
 from .bytecode import CodeInfo, Instr, by_code, decode
@@ -147,7 +147,7 @@ class Frame:
     def run(self) -> Any:
         """Run until return or yield; the result is in `result`."""
         trace, stack, steps = self.trace, self.trace.stack, self.steps
-        if enabled("bytecode"):
+        if stack.told:
             log("bytecode", f"{self.user_line()}")
             steps = [(_shown(handler), instr, target) for handler, instr, target in steps]
         if trace.checkpoint_reads.active or trace.function_reads.active:

@@ -61,9 +61,9 @@ class Source:
     _hash: int
 
     def __init__(self, base: Source | None, key: Any = None) -> None:
-        object.__setattr__(self, "base", base)
-        object.__setattr__(self, "key", key)
-        object.__setattr__(self, "_hash", hash((type(self), base, self._key_identity())))
+        _set_base(self, base)
+        _set_key(self, key)
+        _set_hash(self, hash((type(self), base, self._key_identity())))
 
     def _key_identity(self) -> Any:
         return self.key
@@ -135,6 +135,9 @@ class Source:
         bound).
         """
         return isinstance(self.root, Const)
+
+
+_set_base, _set_key, _set_hash = (vars(Source)[name].__set__ for name in Source.__slots__)
 
 
 class Arg(Source):

@@ -92,8 +92,12 @@ class Trace(ObjectProtocol):
     def make(self, obj: Any) -> Value:
         """The value of a real result computed at trace time: plain constants, or an object that the entry
         holds (functions, classes, containers of the library, ...)."""
-        cls = type(obj)
-        return Constant(obj) if cls in PLAIN else self.reader.wrap(Const(obj, _label(obj)), obj)
+        if type(obj) in PLAIN:
+            return Constant(obj)
+        known = self.reader.values.get(id(obj))
+        if known is not None and type(known.source) is Const:
+            return known
+        return self.reader.wrap(Const(obj, _label(obj)), obj)
 
     def fresh(self, obj: Any) -> Value:
         """Like `make`, for a result without other references: lists, dicts and sets become ones made in the

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,20 +19,15 @@ from .sizes import Dims, Size, Symbol, evaluate
 from .spec import TensorSpec
 from .sym_int import from_torch, to_torch
 
-_kinds: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
-
 
 def is_wrapper_class(cls: type) -> bool:
     """Whether instances are tensors that hold others and take ops over."""
-    found = _kinds.get(cls)
-    if found is None:
-        found = _kinds[cls] = (
-            issubclass(cls, torch.Tensor)
-            and cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
-            and hasattr(cls, "__tensor_flatten__")
-            and hasattr(cls, "__tensor_unflatten__")
-        )
-    return found
+    return (
+        hasattr(cls, "__tensor_flatten__")  # of few classes: this is asked of each argument of each op
+        and hasattr(cls, "__tensor_unflatten__")
+        and issubclass(cls, torch.Tensor)
+        and cls.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+    )
 
 
 def is_wrapper(value: Any) -> bool:

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ...base.narrowing import checked
 from ..breaks import unsupported
 
 _MANY = math.inf
@@ -82,7 +83,9 @@ def fitted(
     Breaks the graph where `fn` is written in C and takes no such number of arguments or no such names.
     """
     signature = _signature(fn) if type(fn) is not types.FunctionType or fn in _OF_PYTHON else None
-    if isinstance(signature, inspect.Signature):
+    if isinstance(signature, inspect.Signature) and not kwargs:
+        fits = _takes(fn, len(args))
+    elif isinstance(signature, inspect.Signature):
         try:
             bound = signature.bind(*args, **kwargs)
             return list(bound.args), bound.kwargs
@@ -97,6 +100,16 @@ def fitted(
         named = f" and {', '.join(kwargs)}" if kwargs else ""
         raise unsupported("unsupported-call", f"{fn.__name__}() is called with {len(args)} arguments{named}")
     return args, kwargs
+
+
+@functools.cache
+def _takes(fn: Callable[..., Any], count: int) -> bool:
+    """Whether so many arguments without names fit a function's signature."""
+    try:
+        checked(inspect.Signature, _signature(fn)).bind(*range(count))
+    except TypeError:
+        return False
+    return True
 
 
 @functools.cache
