@@ -32,11 +32,11 @@ def collector_paused() -> Iterator[None]:
     try:
         yield
     finally:
-        _age()
+        age()
         gc.enable()
 
 
-def _age() -> None:
+def age() -> None:
     """Move all objects to the oldest generation without looking at them; collect them all where there have
     been too many.
     """

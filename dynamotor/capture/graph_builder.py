@@ -85,15 +85,17 @@ class GraphBuilder:
         """
         if target is operator.pow and not isinstance(args[0], fx.Node):
             target = torch.pow  # torch.fx writes `-3 ** x`, which is another number
-        return self._finish(self.graph.create_node("call_function", target, args, kwargs), val)
+        return self._call("call_function", target, args, kwargs, val)
 
     def call_method(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any = None
     ) -> fx.Node:
         """A call of a tensor method; `args[0]` is the tensor's node."""
-        return self._finish(self.graph.create_node("call_method", name, args, kwargs), val)
+        return self._call("call_method", name, args, kwargs, val)
 
-    def _finish(self, node: fx.Node, val: Any) -> fx.Node:
+    def _call(self, op: str, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], val: Any) -> fx.Node:
+        node = self.graph.create_node(op, target)  # which looks at each argument, to warn
+        node.args, node.kwargs = args, kwargs
         self.n_calls += 1
         node.meta["val"] = val
         node.meta["where"] = self._where()

@@ -30,6 +30,8 @@ class TensorTable:
         default_factory=dict
     )  # by the numbers of jagged sizes: a tensor that has it, and the dimension
     asked: set[str] = field(default_factory=set)  # "requires_grad", "strides": the program looks at them
+    results: dict[Any, Any] = field(default_factory=dict)  # specs of calls' results: `repeated_calls.py`
+    views: set[Any] = field(default_factory=set)  # functions that gave a view
 
 
 @dataclass
@@ -72,6 +74,7 @@ class TorchCalls:
         default_factory=set
     )  # names of settings, and facts of tensors, that are asked for
     may_raise: bool = False  # a call raises where its data are out of range
+    asks_shapes: bool = True  # the last one depends on nothing else
     modes: list[Any] = field(
         default_factory=list
     )  # values of the function modes that are entered, innermost last

@@ -53,9 +53,9 @@ def infer_spec(func: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     try:
         key = (
             func,
-            _key(args),
-            tuple((name, _key(value)) for name, value in kwargs.items()) if kwargs else (),
-            _ambient(),
+            argument_key(args),
+            tuple((name, argument_key(value)) for name, value in kwargs.items()) if kwargs else (),
+            settings_of_shapes(),
         )
         found = _memo.get(key, PASS)
         if found is not PASS:
@@ -96,7 +96,7 @@ def _specialised(value: Any) -> Any:
     return int(value) if type(value) is Size else value
 
 
-def _ambient() -> tuple[Any, ...]:
+def settings_of_shapes() -> tuple[Any, ...]:
     """What answers depend on besides the arguments: types and devices that are left out, and the library of a
     convolution, which lays its result out."""
     device = torch.get_default_device() if _function_modes() else None  # a default device is such a mode
@@ -326,12 +326,12 @@ def _wraps(func: OpOverload, args: tuple[Any, ...]) -> bool:
     )
 
 
-def _key(value: Any) -> Any:
+def argument_key(value: Any) -> Any:
     kind = type(value)
     if kind is TensorSpec:
         return value
     if kind is tuple or kind is list:
-        return tuple([_key(v) for v in value])
+        return tuple([argument_key(v) for v in value])
     if kind is int or kind is float or kind is bool or kind is complex:
         return kind, value  # 1, 1.0 and True are equal and not the same argument
     return value

@@ -364,6 +364,9 @@ def real_result(trace: Trace, fn: Callable[..., Any], args: Sequence[Any], kwarg
     return fn(*args, **kwargs)  # again, for the warning
 
 
+_NUMBERS = np.generic, np.ndarray
+
+
 def _of_numpy(fn: Callable[..., Any], args: Sequence[Any]) -> bool:
     """Whether a call may compute with NumPy's numbers; runs no code of the user's."""
     bound = type(fn) in (types.BuiltinFunctionType, types.MethodWrapperType)
@@ -372,7 +375,7 @@ def _of_numpy(fn: Callable[..., Any], args: Sequence[Any]) -> bool:
         type(fn) is np.ufunc
         or type(fn) is type
         and issubclass(fn, np.generic)
-        or any(issubclass(type(arg), np.generic | np.ndarray) for arg in (owner, *args))
+        or any(issubclass(type(arg), _NUMBERS) for arg in (owner, *args))
     )
 
 

@@ -558,7 +558,7 @@ def find_rule(fn: Callable[..., Any], args: Sequence[Value] = ()) -> CallRule | 
     """The call rule of a real callable, or None. `args`: those of the call, where they are known."""
     try:
         rule = builtin_rules.get(fn)
-        if args and fn in size_rules and any(a.symbolic for a in args):
+        if fn in size_rules and any(a.symbolic for a in args):
             return size_rules[fn]
     except TypeError:
         return None

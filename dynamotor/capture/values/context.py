@@ -245,7 +245,7 @@ def _default_device(trace: Trace) -> Value:
 
 def on_device(trace: Trace, fn: Callable[..., Any], kwargs: dict[str, Value]) -> dict[str, Value]:
     """The keywords of a call with the device of the innermost region, where it makes a tensor and names none."""
-    device = _device(trace)
+    device = _device(trace) if OpenRegions in trace.effects.standing else None
     if device is None or fn not in compat.device_constructors() or not is_none(kwargs.get("device")):
         return kwargs
     return kwargs | {"device": device}

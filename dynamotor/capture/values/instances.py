@@ -241,7 +241,7 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
     if found is not None:
         return found
     kwargs = on_device(trace, fn, kwargs)
-    if makes_leaf(fn, kwargs):
+    if kwargs and makes_leaf(fn, kwargs):
         return make_leaf(trace, fn, args, kwargs)
     _check_receiver(trace, fn, args)
     rule = find_rule(fn, args)
@@ -286,9 +286,12 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
     )
 
 
+_OF_INSTANCES = frozenset((types.MethodDescriptorType, types.WrapperDescriptorType))
+
+
 def _check_receiver(trace: Trace, fn: Callable[..., Any], args: list[Value]) -> None:
     """A method of a builtin class that is found on the class takes instances of that class alone."""
-    if not args or not isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType):
+    if not args or type(fn) not in _OF_INSTANCES:
         return
     owner, cls = fn.__objclass__, args[0].python_type()
     if owner.__module__ not in ("builtins", "collections") or issubclass(cls, owner):

@@ -34,6 +34,7 @@ from ..breaks import Unsupported, unsupported, unsupported_if
 from ..guards import Absent, KernelSettings, TensorIs, are_apart
 from ..source import Called, Const, DictItem, InstanceDict, Source, input_name, is_static
 from ..torch_rules import ADDRESSING, ANSWERS, METADATA, SPECIAL_METHODS
+from . import repeated_calls
 from .base import MISSING, Iterator, ResultEmitter, Trace, Value, under_modes, wrap_rule
 from .constant import PURE_TYPES, Constant, Number
 from .containers import DictValue, ListValue, SequenceValue, TupleValue
@@ -725,6 +726,11 @@ def torch_call(
     if trace.tensors.given_away:
         for tensor in given:
             _check_kept(trace, tensor)
+    key = repeated_calls.key_of(trace, run, trial_args, trial_kwargs, tensors)
+    like_before = repeated_calls.again(trace, key)
+    if like_before is not None:
+        trace.sizes.data.begin()
+        return _record(trace, target, args, kwargs, (), like_before)
     before = list(map(version, [*given, *wrappers]))
     result = trial(trace, target, run, trial_args, trial_kwargs)
     written: list[Any] = [t for t, then in zip([*given, *wrappers], before) if version(t) != then]
@@ -737,6 +743,8 @@ def torch_call(
     note_recorded(trace, given, written, result)
     data = trace.sizes.data
     if not written and not data.met:
+        if key is not None:
+            repeated_calls.note(trace, key, result, given)
         if isinstance(result, torch.Tensor) and id(result) in known:
             same = known[id(result)]  # x.contiguous(), x.to(x.dtype): nothing happened
             return same.carrier or same
@@ -847,6 +855,7 @@ def trial(trace: Trace, target: Any, run: Callable[..., Any], args: list[Any], k
     try:
         with shape_mode(trace.sizes.data_sizes) as mode:
             result = run(*args, **kwargs)
+        trace.calls.asks_shapes = not (mode.reads_settings or mode.draws or mode.asserts or mode.may_raise)
         if mode.reads_settings:
             trace.reader.guard(KernelSettings.current(_C.kernel_settings()))
         unsupported_if(
