@@ -36,6 +36,7 @@ from .resume import (
     successors,
     waiting_generator,
     way_out,
+    why_not_rebuilt,
     why_not_resumable,
 )
 from .source import Arg, Source
@@ -353,7 +354,8 @@ def _state(frame: Frame, instr: Instr) -> tuple[Boundary, list[Any], list[Any]]:
 def _emit_waiting(emitter: ResultEmitter, generator: GeneratorValue) -> None:
     """Make the generator of an open `with` block again, waiting where it does."""
     at, slots, stack = _state(generator.frame, generator.frame.instr)
-    unsupported_if(at.exception_slots, "reconstruct", "a generator waits in an exception handler")
+    why = "it waits in an exception handler" if at.exception_slots else why_not_rebuilt(at.code) or ""
+    unsupported_if(why, "reconstruct", f"generator {at.code.co_qualname} leaves the captured region", why)
     make = waiting_generator(at, generator.frame.func.globals.obj)
     words = ", ".join(map(emitter.emit, at.flat(slots, stack)))
     emitter.new_object(generator, f"{emitter.constant(make)}({words})")

@@ -433,8 +433,6 @@ class ObjectProtocol:
 
     def equal(self, left: Value, right: Value) -> bool:
         """`left is right or left == right`, what containers use."""
-        if type(left) is type(right) is Constant and left.is_plain and right.is_plain:
-            return left.value is right.value or bool(self.real(operator.eq, left.value, right.value))
         return self.same(left, right) or self.truth(self.binary(operator.eq, left, right))
 
     def must_iterate(self, value: Value, message: str) -> None:

@@ -114,6 +114,11 @@ def why_not_resumable(code: types.CodeType) -> str | None:
     """Why a frame of this code cannot be cut in two, or None when it can."""
     if decode(code).is_generator_like:
         return "a generator or coroutine cannot be resumed"
+    return why_not_rebuilt(code)
+
+
+def why_not_rebuilt(code: types.CodeType) -> str | None:
+    """Why no other frame can go on in the middle of this code, or None."""
     if not code.co_flags & inspect.CO_OPTIMIZED:
         return "a module or class body cannot be resumed"
     if not code.co_nlocals and not can_move_slots(code):

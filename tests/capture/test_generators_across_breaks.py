@@ -1,6 +1,5 @@
 """A generator that has not started when the graph breaks is made again by its call, and one of an open `with` block
-where it waits: `with` blocks go on
-captured.
+where it waits: `with` blocks go on captured.
 """
 
 from __future__ import annotations
@@ -250,6 +249,24 @@ def with_a_handler(x, said, fails):
     return x
 
 
+@contextlib.contextmanager
+def keeping_locals(said):
+    before = locals()
+    later = 3
+    yield later
+    said.append((sorted(locals()), sorted(before), before is locals()))
+
+
+def with_locals(x, said, fails):
+    with keeping_locals(said) as later:
+        x = x + later
+        if x.sum() > 0:
+            x = x * 2
+        if fails:
+            raise fails("no")
+    return x
+
+
 def with_a_stack(x, said, fails):
     with contextlib.ExitStack() as stack:
         inner = stack.enter_context(told(said, ValueError))
@@ -309,7 +326,7 @@ def with_a_kept_manager(x, said, fails):
 @pytest.mark.parametrize(
     "fn",
     [
-        with_cells, with_tensors, with_a_handler, with_a_stack, with_an_exit_of_its_own, with_a_decorator,
+        with_cells, with_tensors, with_a_handler, with_a_stack, with_locals, with_an_exit_of_its_own, with_a_decorator,
         with_a_kept_manager,
     ],
 )  # fmt: skip
