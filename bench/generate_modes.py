@@ -2,10 +2,11 @@
 eager's, and graphs beside torch.compile's capture.
 
     python -m bench generate_modes --families llama,gpt2 --modes greedy,beams --ways forward,generate,auto
-    python -m bench generate_modes --json FILE [--no-torch]
+    python -m bench generate_modes --json FILE [--no-torch] [--rounds 5]
 
 A mode is a function of a model and of the `generate` to call; its results must be equal to eager's. Each cell runs in a
-forked process.
+forked process. Random numbers are drawn as eager draws them (`fallback_random`). With rounds, warm calls of eager's and
+of the compiled program take turns; the least process times count.
 """
 
 from __future__ import annotations
@@ -382,6 +383,8 @@ class Cell:
     torch_graphs: int | None = None
     torch_breaks: int | None = None
     seconds: float = 0.0
+    eager_ms: float | None = None
+    ours_ms: float | None = None
     why: dict[str, int] | None = None
     error: str = ""
 
@@ -398,8 +401,8 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(one)
 
 
-def run(family: str, mode: str, way: str, compile_: Callable[..., Any]) -> list[torch.Tensor]:
-    """A mode's results, from seed 0; `compile_` compiles the function that the way names."""
+def prepared(family: str, way: str, compile_: Callable[..., Any]) -> tuple[Model, Generate]:
+    """A model and its `generate`; `compile_` compiles the function that the way names."""
     model = models.load(FAMILIES[family], small=True, dropout=False).model.eval()
     model.generation_config.pad_token_id = 0
     model.generation_config.disable_compile = way != "auto"
@@ -414,8 +417,27 @@ def run(family: str, mode: str, way: str, compile_: Callable[..., Any]) -> list[
         settings = CompileConfig(fullgraph=False, mode="default")
         settings._compile_all_devices = True
         model.generation_config.compile_config = settings
+    return model, generate
+
+
+def run(family: str, mode: str, way: str, compile_: Callable[..., Any]) -> list[torch.Tensor]:
+    """A mode's results, from seed 0."""
+    model, generate = prepared(family, way, compile_)
     torch.manual_seed(0)
     return [t.detach().clone() for t in tensors(MODES[mode](model, generate))]
+
+
+def least_times(family: str, mode: str, way: str, rounds: int) -> list[float]:
+    """Process times of a mode in eager and compiled, ms; two rounds go before."""
+    sides = [prepared(family, "eager", lambda f: f), prepared(family, way, dynamotor.compile)]
+    times: list[list[float]] = [[], []]
+    for _ in range(rounds + 2):
+        for (model, generate), found in zip(sides, times):
+            torch.manual_seed(0)
+            start = time.process_time()
+            MODES[mode](model, generate)
+            found.append(1e3 * (time.process_time() - start))
+    return [min(found[2:]) for found in times]
 
 
 def same(ours: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
@@ -430,7 +452,7 @@ def same(ours: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
     )
 
 
-def measured(family: str, mode: str, way: str, beside_torch: bool) -> Cell:
+def measured(family: str, mode: str, way: str, beside_torch: bool, rounds: int = 0) -> Cell:
     """One cell."""
     cell = Cell(family, mode, way)
     try:
@@ -452,6 +474,9 @@ def measured(family: str, mode: str, way: str, beside_torch: bool) -> Cell:
         | dict(counters["frames"])
         | {"fallback " + k: v for k, v in counters["fallback"].items()}
     )
+    if rounds and cell.right:
+        with dynamotor.replace_torch_compile():
+            cell.eager_ms, cell.ours_ms = least_times(family, mode, way, rounds)
     dynamotor.reset()
     if beside_torch:
         cell.torch_graphs, cell.torch_breaks = torch_counts(family, mode, way)
@@ -486,15 +511,17 @@ def main() -> None:
     parser.add_argument("--modes", default=",".join(MODES))
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--no-torch", action="store_true", help="without torch.compile's counts")
+    parser.add_argument("--rounds", type=int, default=0, help="rounds of warm calls that are timed")
     parser.add_argument("--timeout", type=float, default=300.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
+    dynamotor.config.fallback_random = True
     found = read_json(options.json)
     models.load("LlamaForCausalLM", small=True)
     for family in options.families.split(","):
         for mode in options.modes.split(","):
             for way in options.ways.split(","):
-                work = partial(measured, family, mode, way, not options.no_torch)
+                work = partial(measured, family, mode, way, not options.no_torch, options.rounds)
                 cell = apart(work, options.timeout)
                 if isinstance(cell, str):
                     cell = Cell(family, mode, way, error=cell)
@@ -502,7 +529,8 @@ def main() -> None:
                 state = "right" if cell.right else "WRONG"
                 print(
                     f"{family} {mode} {way}: {state} {cell.graphs}, {cell.breaks} "
-                    f"({cell.torch_graphs}, {cell.torch_breaks}) {cell.seconds:.1f} s {cell.error} {cell.why}",
+                    f"({cell.torch_graphs}, {cell.torch_breaks}) {cell.seconds:.1f} s, warm {cell.ours_ms} ms "
+                    f"(eager {cell.eager_ms}) {cell.error} {cell.why}",
                     flush=True,
                 )
                 write_json(options.json, found)

@@ -11,47 +11,15 @@ from .bytecode import Instr
 from .checks import decided
 from .interpreter import Frame, GeneratorValue, opcode, replace
 from .polyfills.cursors import Cursor
+from .short_circuits import leads_there_anyway
 from .values.base import MISSING, Iterator, ObjectIterator, Raised, Trace, Value
 from .values.constant import Constant, is_none
 from .values.containers import DictValue, TupleValue, contents_of
 from .values.instances import link_context
 from .values.klass import ClassValue
+from .values.operators import SYMBOLS
+from .values.size import LateComparison
 from .values.torch_function import HeldNumber
-
-SYMBOLS = {
-    "+": operator.add,
-    "-": operator.sub,
-    "*": operator.mul,
-    "/": operator.truediv,
-    "//": operator.floordiv,
-    "%": operator.mod,
-    "**": operator.pow,
-    "@": operator.matmul,
-    "<<": operator.lshift,
-    ">>": operator.rshift,
-    "&": operator.and_,
-    "|": operator.or_,
-    "^": operator.xor,
-    "+=": operator.iadd,
-    "-=": operator.isub,
-    "*=": operator.imul,
-    "/=": operator.itruediv,
-    "//=": operator.ifloordiv,
-    "%=": operator.imod,
-    "**=": operator.ipow,
-    "@=": operator.imatmul,
-    "<<=": operator.ilshift,
-    ">>=": operator.irshift,
-    "&=": operator.iand,
-    "|=": operator.ior,
-    "^=": operator.ixor,
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
-    "!=": operator.ne,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
 
 
 # Jumps and loops --------------------------------------------------------------------------------------------
@@ -88,11 +56,19 @@ def _differs_by_round(trace: Trace, iterator: Value) -> bool:
     )
 
 
+def _decided_early(frame: Frame, instr: Instr, when: bool) -> bool | None:
+    """Whether a jump is taken, where that does not depend on the value on the stack."""
+    if type(frame.stack[-1]) is LateComparison:
+        return leads_there_anyway(frame, instr, when) or None
+    assumed = decided(frame, instr, when)
+    return None if assumed is None else assumed is when
+
+
 def _jump_rule(when: str, holds: Callable[[Any, Value], bool]) -> None:
     @opcode(f"POP_JUMP_IF_{when}")
     def pop_jump(frame: Frame, instr: Instr, target: int) -> None:
-        assumed = decided(frame, instr, when == "TRUE") if when in ("TRUE", "FALSE") else None
-        if holds(frame.trace, frame.stack[-1]) if assumed is None else assumed is (when == "TRUE"):
+        jumps = _decided_early(frame, instr, when == "TRUE") if when in ("TRUE", "FALSE") else None
+        if holds(frame.trace, frame.stack[-1]) if jumps is None else jumps:
             frame.ip = target
         frame.stack.pop()
 
@@ -406,8 +382,14 @@ for _names, _n, _compute in (
     (("UNARY_NEGATIVE",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.neg)),
     (("UNARY_POSITIVE",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.pos)),
     (("UNARY_INVERT",), 1, lambda frame, instr, x: x.unary(frame.trace, operator.invert)),
-    (("TO_BOOL",), 1, lambda frame, instr, x: Constant(frame.trace.truth(x))),
-    (("UNARY_NOT",), 1, lambda frame, instr, x: Constant(not frame.trace.truth(x))),
+    (("TO_BOOL",), 1, lambda frame, instr, x: _truth(frame.trace, x)),
+    (
+        ("UNARY_NOT",),
+        1,
+        lambda frame, instr, x: (
+            x.logical_not() if type(x) is LateComparison else Constant(not frame.trace.truth(x))
+        ),
+    ),
     (("IS_OP",), 2, lambda frame, instr, a, b: Constant(frame.trace.same(a, b) != instr.argval)),
     (("CONTAINS_OP",), 2, lambda frame, instr, item, x: _contains(frame.trace, x, item, instr.argval)),
     (("END_SEND",), 2, lambda frame, instr, receiver, x: x),
@@ -423,6 +405,10 @@ for _names, _n, _compute in (
     (("MATCH_MAPPING",), 0, lambda frame, instr: _top_has(frame, _MAPPING)),
 ):
     opcode(*_names)(replace(_n, _compute))
+
+
+def _truth(trace: Trace, value: Value) -> Value:
+    return value if type(value) is LateComparison else Constant(trace.truth(value))
 
 
 def _contains(trace: Trace, container: Value, item: Value, inverted: bool) -> Value:

@@ -17,10 +17,11 @@ from typing import Any
 
 import torch
 
+from ...base.narrowing import checked
 from ...base.registry import register_all
 from ...graph.data_sizes import holds
 from ...graph.nested_size import NestedSize
-from ...graph.sizes import Size, is_unbacked, maximum, minimum
+from ...graph.sizes import Size, hint, is_unbacked, maximum, minimum
 from ...graph.sym_int import COMPARISONS, Condition, comparison, from_torch, to_torch
 from ..guards import ConstEquals, Length, TypeIs
 from ..source import SeqItem, Source
@@ -80,7 +81,7 @@ class SizeValue(Number):
             and type(b) is Size
         ):
             return super().binary(trace, as_asked, other, reflected)
-        if op.__name__ in COMPARISONS and is_unbacked(a, b):
+        if op.__name__ in COMPARISONS:
             return condition_value(trace, comparison(op.__name__, self.expr.env, a, b))
         result = op(a, b)
         return (
@@ -214,11 +215,37 @@ class ConditionValue(Number):
         return f"whether {self.condition}"
 
 
+class LateComparison(ConditionValue):
+    """A comparison of sizes from outside: a guard where the program looks at it, computed at each call where it is
+    handed on."""
+
+    __slots__ = ()
+
+    @property
+    def now(self) -> bool:
+        """The answer at this call, without a guard."""
+        return self._answer(hint(self.condition.expr))
+
+    def _answer(self, number: int) -> bool:
+        asked = self.condition
+        return (number >= 0 if asked.kind == ">=" else number == 0) is not asked.negated
+
+    def as_float(self) -> FloatValue | None:
+        """1.0 or 0.0, computed at each call."""
+        expr, text = checked(Size, self.condition.expr), f"truth of {self.condition}"
+        return _from_outside(self.trace, expr, lambda n: float(self._answer(n)), text)
+
+    def logical_not(self) -> LateComparison:
+        """Whether it is false."""
+        asked = self.condition
+        return LateComparison(self.trace, Condition(asked.kind, asked.expr, not asked.negated))
+
+
 def condition_value(trace: Trace, condition: Condition) -> Value:
     """The value of a comparison: the answer where it is provable."""
     if condition.sure(True) or condition.sure(False):
         return Constant(condition.sure(True))
-    return ConditionValue(trace, condition)
+    return (ConditionValue if is_unbacked(condition.expr) else LateComparison)(trace, condition)
 
 
 class SizesValue(TupleValue):
@@ -341,7 +368,7 @@ register_all(
     (
         (
             (callable,),
-            lambda trace, obj: Constant(False) if type(obj) in (*_NUMBERS, ConditionValue) else None,
+            lambda trace, obj: Constant(False) if isinstance(obj, Number) else None,
         ),
         (
             (operator.index, torch.sym_int),
@@ -376,8 +403,7 @@ def _round(trace: Trace, x: Value, digits: Value | None = None) -> Value | None:
 
 @size_rule(isinstance)
 def _isinstance(trace: Trace, obj: Value, kinds: Value) -> Value | None:
-    like = {SizeValue: 0, QuotientValue: 0.0, ConditionValue: False}.get(type(obj))
-    like = obj.python_type()() if type(obj) is FloatValue else like
+    like = obj.python_type()() if isinstance(obj, Number) else None
     return (
         Constant(isinstance(like, kinds.as_constant())) if like is not None and kinds.is_constant() else None
     )

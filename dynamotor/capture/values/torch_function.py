@@ -40,7 +40,7 @@ from .base import (
     refusing,
     wrap_held,
 )
-from .constant import Constant, is_none
+from .constant import NONE, ZERO, Constant, is_none
 from .containers import ListValue, SequenceValue, TupleValue
 from .instances import inline_function
 from .klass import Builtin
@@ -48,7 +48,7 @@ from .known_data import SIZED, known, sizes_as_numbers
 from .number import FloatValue
 from .operators import COMPARE, INPLACE
 from .return_types import ReturnTypeValue
-from .size import SizeValue, condition_value
+from .size import LateComparison, SizeValue, condition_value
 from .tensor import TensorValue, constant_result, live_calls, lower, tensor_call, torch_call
 from .user_object import UserObject
 
@@ -556,6 +556,10 @@ def _filled(target: Any, trace: Trace, /, *args: Value, **kwargs: Value) -> Valu
     place = 2 if target == "new_full" else 1
     given = list(args) if len(args) > place else [*args, kwargs.get("fill_value", Constant(None))]
     fill = given[-1]
+    if type(fill) is LateComparison and not kwargs.keys() & {"out", "requires_grad"}:
+        found = _of_comparison(trace, target, [*args[:place]], kwargs, fill)
+        if found is not None:
+            return found
     number: Any = fill.tensor if type(fill) is HeldNumber else fill
     dtype = kwargs.get("dtype", Constant(None)).as_constant() if type(number) is TensorValue else None
     if type(number) is TensorValue and dtype is None:
@@ -575,6 +579,21 @@ def _filled(target: Any, trace: Trace, /, *args: Value, **kwargs: Value) -> Valu
     return torch_call(
         trace, "fill_", [torch_call(trace, target, [*given[:-1], Constant(0)], named), number], {}
     )
+
+
+def _of_comparison(
+    trace: Trace, target: Any, args: list[Value], kwargs: dict[str, Value], late: LateComparison
+) -> Value | None:
+    """A new tensor full of the answer of a comparison, which is an input of the program; None where it cannot be."""
+    number = late.as_float()
+    if number is None or not trace.sizes.symbolic or trace.sizes.in_body:
+        return None
+    like = args[0] if args else kwargs.get("input")
+    usual = like.example.dtype if isinstance(like, TensorValue) else torch.bool
+    dtype = kwargs.get("dtype", NONE).as_constant() or usual
+    zeros = torch_call(trace, target, args, kwargs | {"fill_value": ZERO, "dtype": Constant(torch.float64)})
+    found = tensor_call(trace, torch.ne, [zeros, number])
+    return found if dtype is torch.bool else torch_call(trace, "to", [found, Constant(dtype)], {})
 
 
 for _call, _target in (
