@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -183,25 +184,21 @@ def prompt_lookup(model: Model, generate: Generate) -> list[Any]:
     return found
 
 
-@_mode
-def streaming(model: Model, generate: Generate) -> list[Any]:
+@functools.cache
+def _classes() -> tuple[Any, Any, Any]:
+    """A streamer, a stopping criterion and a processor, as a program would define them once."""
+    from transformers import LogitsProcessor, StoppingCriteria
     from transformers.generation.streamers import BaseStreamer
 
-    seen: list[torch.Tensor] = []
-
     class Streamer(BaseStreamer):
+        def __init__(self, seen: list[torch.Tensor]) -> None:
+            self.seen = seen
+
         def put(self, value: torch.Tensor) -> None:
-            seen.append(value.clone())
+            self.seen.append(value.clone())
 
         def end(self) -> None:
-            seen.append(torch.tensor(-1))
-
-    return [*(generate(prompt(1, n), streamer=Streamer(), **GREEDY) for n in (7, 10)), *seen]
-
-
-@_mode
-def stopping(model: Model, generate: Generate) -> list[Any]:
-    from transformers import StoppingCriteria, StoppingCriteriaList
+            self.seen.append(torch.tensor(-1))
 
     class After(StoppingCriteria):
         def __init__(self, count: int) -> None:
@@ -211,8 +208,28 @@ def stopping(model: Model, generate: Generate) -> list[Any]:
             self.count -= 1
             return torch.full((input_ids.shape[0],), self.count <= 0, dtype=torch.bool)
 
+    class Odd(LogitsProcessor):
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            scores = scores.clone()
+            scores[:, ::2] = -torch.inf
+            return scores
+
+    return Streamer, After, Odd
+
+
+@_mode
+def streaming(model: Model, generate: Generate) -> list[Any]:
+    seen: list[torch.Tensor] = []
+    return [*(generate(prompt(1, n), streamer=_classes()[0](seen), **GREEDY) for n in (7, 10)), *seen]
+
+
+@_mode
+def stopping(model: Model, generate: Generate) -> list[Any]:
+    from transformers import StoppingCriteriaList
+
+    after = _classes()[1](4)
     calls = [
-        {"stopping_criteria": StoppingCriteriaList([After(4)]), "do_sample": False, "max_new_tokens": 9},
+        {"stopping_criteria": StoppingCriteriaList([after]), "do_sample": False, "max_new_tokens": 9},
         {"eos_token_id": list(range(0, 250, 3)), "do_sample": False, "max_new_tokens": 9},
         {"max_time": 60.0, "do_sample": False, "max_new_tokens": 5},
     ]
@@ -221,17 +238,11 @@ def stopping(model: Model, generate: Generate) -> list[Any]:
 
 @_mode
 def processors(model: Model, generate: Generate) -> list[Any]:
-    from transformers import LogitsProcessor, LogitsProcessorList
-
-    class Odd(LogitsProcessor):
-        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            scores = scores.clone()
-            scores[:, ::2] = -torch.inf
-            return scores
+    from transformers import LogitsProcessorList
 
     return _each(
         generate,
-        GREEDY | {"logits_processor": LogitsProcessorList([Odd()])},
+        GREEDY | {"logits_processor": LogitsProcessorList([_classes()[2]()])},
         GREEDY | {"bad_words_ids": [[7], [9, 11]], "suppress_tokens": [12, 13]},
         GREEDY | {"sequence_bias": {(15,): 5.0, (16, 17): -3.0}},
         lengths=(7, 10),
