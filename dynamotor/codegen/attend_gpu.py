@@ -83,8 +83,10 @@ def functions_of(scale: float, out: tuple[int, ...], n: int, of: Sequence[Key]) 
     (shape, _, dtype), _, (values, _, _), *masks = of
     widths = (shape[3], values[3])
     mask = masks[0][2] if masks else None
+    tile = _tile(of)
+    stages = 1 if tile[0] >= of[1][0][2] else attend_triton.STAGES  # one block is no loop
     first = attend_triton.parts(
-        dtype, mask, shape[2], widths, _strides(of, out), n, scale, _are_few(of), _tile(of)
+        dtype, mask, shape[2], widths, _strides(of, out), n, scale, _are_few(of), tile, stages
     )
     return [first] if n == 1 else [first, attend_triton.joined(dtype, shape[2], widths[1])]
 

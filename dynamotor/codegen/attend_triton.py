@@ -148,12 +148,13 @@ def parts(
     scale: float,
     early: bool = False,
     tile: tuple[int, int] | None = None,
+    stages: int = STAGES,
 ) -> TritonFunction:
     """Of q, k, v, mask, and the result (one split) or the parts: each split's sums, maxima and totals.
 
     strides: of q, k, v, mask and the result. Its numbers: heads, length, splits, then the strides. early:
     all keys are read, while it is not known yet which of them the mask shows: that saves a wait for memory.
-    tile: keys of a block, and warps.
+    tile: keys of a block, and warps. stages: depth of the loop's pipeline.
     """
     block, warps = tile or (block_of(dtype, widths), WARPS)
     e, f = widths
@@ -177,7 +178,7 @@ def parts(
     )
     types = [dtype] * 3 + [mask or dtype, dtype if splits == 1 else torch.float32]
     kinds = ["i32"] * 3 + ["i64:16" if n % 16 == 0 else "i64" for n in strides]
-    return _function("dm_attend", text, (*[POINTER[t] for t in types], *kinds), warps)
+    return _function("dm_attend", text, (*[POINTER[t] for t in types], *kinds), warps, stages)
 
 
 def joined(dtype: torch.dtype, rows: int, width: int) -> TritonFunction:
@@ -188,11 +189,12 @@ def joined(dtype: torch.dtype, rows: int, width: int) -> TritonFunction:
     return _function("dm_join", text, ("*fp32", POINTER[dtype], "i32", "i32", *["i64"] * 4))
 
 
-def _function(name: str, text: str, signature: tuple[str, ...], warps: int = WARPS) -> TritonFunction:
-    own = f"{name}_{digest(text, repr(signature))[:12]}"
-    return TritonFunction(
-        own, text.replace(f"def {name}(", f"def {own}("), signature, 1, warps, stages=STAGES
-    )
+def _function(
+    name: str, text: str, signature: tuple[str, ...], warps: int = WARPS, stages: int = 0
+) -> TritonFunction:
+    own = f"{name}_{digest(text, repr((signature, warps, stages)))[:12]}"
+    source = text.replace(f"def {name}(", f"def {own}(")
+    return TritonFunction(own, source, signature, 1, warps, stages=stages)
 
 
 def _power(n: int, least: int = 16) -> int:

@@ -72,7 +72,6 @@ class GpuTuning:
     one_warp: int = 256  # lanes up to which a row without vectors is left to one warp
     crossed: tuple[int, int, int] = (32, 64, 4)  # rows, columns and warps of a tile that some access crosses
     crossed_bytes: tuple[int, int, int] = (64, 64, 8)  # of one whose bytes are stored across: whole sectors
-    chunks_of_positions: int = 4  # from which on two passes over their values cost less
     few: int = 132  # rows up to which each has a multiprocessor for itself
     few_warp: int = 128  # elements of such a row for each warp: the wait for memory takes its time
     bytes: int = 8192  # that a program sums of rows in bytes: to start one takes as long as to read some
@@ -584,10 +583,9 @@ class Planner:
             and plan.r.size > 4 * self.tuning.loop_tile
         ):
             return self.by_phases(kernel, x)
-        positions = [s for s in reductions if s.position is not None]
-        single = passes == 1 and all(s.expr.dtype is not BOOL for s in positions)
+        single = passes == 1 and all(s.position is None or s.expr.dtype is not BOOL for s in reductions)
         chunks = self.chunks_of_rows(tiles, plan) if plan.looped and single and reductions else 1
-        if chunks < (self.tuning.chunks_of_positions if positions else 2):
+        if chunks < 2:
             return [_piece(kernel, self.by_vectors(kernel, plan) if plan.looped else plan)]
         per = -(-plan.r.size // chunks)
         per = -(-per // plan.r.block) * plan.r.block
