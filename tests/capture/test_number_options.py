@@ -355,3 +355,16 @@ def test_a_weight_beside_halves_keeps_its_digits(fn: Any, dtype: torch.dtype) ->
         errors = [float(((found.double() - wide).abs() / (wide.abs() + 1)).max()) for found in results]
         assert errors[1] <= 4 * errors[0]
         torch.testing.assert_close(*[torch.autograd.grad(found.sum(), (x, y)) for found in results])
+
+
+@pytest.mark.regression
+@pytest.mark.parametrize("backend", ["native", "eager"])
+def test_tensors_filled_with_a_number_count_no_write(backend: str) -> None:
+    def program(x: torch.Tensor, k: float) -> tuple[torch.Tensor, ...]:
+        return torch.full((2,), k), torch.full_like(x, k), x.new_full((3,), k), torch.as_tensor(k)
+
+    compiled, x = dynamotor.compile(program, backend=backend), torch.ones(2, 3).t()
+    for k in (0.5, 1.25, -0.0):
+        for ours, eager in zip(compiled(x, k), program(x, k), strict=True):
+            assert (ours._version, ours.stride()) == (eager._version, eager.stride())
+            assert torch.equal(ours, eager) and torch.equal(ours.signbit(), eager.signbit())

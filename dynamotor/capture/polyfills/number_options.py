@@ -143,11 +143,11 @@ def fill_(input: torch.Tensor, value: Scalar) -> torch.Tensor:
 
 
 def full_like(input: torch.Tensor, fill_value: Scalar) -> torch.Tensor:
-    return torch.zeros_like(input).fill_(number(fill_value, input))
+    return torch.fill(torch.zeros_like(input), number(fill_value, input))
 
 
 def new_full(input: torch.Tensor, size: Sequence[int], fill_value: Scalar) -> torch.Tensor:
-    return input.new_zeros(size).fill_(number(fill_value, input))
+    return torch.fill(input.new_zeros(size), number(fill_value, input))
 
 
 def full(
@@ -159,7 +159,7 @@ def full(
     if dtype not in (None, torch.float32, torch.float64):
         return NotImplemented
     made = torch.zeros(size, dtype=dtype or torch.get_default_dtype(), device=device)
-    return made.fill_(number(fill_value, made))
+    return torch.fill(made, number(fill_value, made))  # `fill_` would count a write
 
 
 def tensor(
