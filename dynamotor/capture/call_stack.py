@@ -122,8 +122,9 @@ def _left_by(leave: Value | None) -> GeneratorValue | None:
     assert isinstance(leave, BoundMethod)
     attributes = leave.instance._dict if isinstance(leave.instance, UserObject) else None
     generator = None if attributes is None else attributes.lookup("gen")
-    waits = isinstance(generator, GeneratorValue) and generator.frame.started and not generator.finished
-    return generator if waits else None
+    if not isinstance(generator, GeneratorValue) or not generator.frame.started or generator.finished:
+        return None
+    return generator
 
 
 def _may_suppress(leave: Value) -> bool:

@@ -132,9 +132,8 @@ class Effects:
             if kind in changed and value.source is not None and value not in self.touched:
                 others[kind].append(value.source)
         for kind, sources in changed.items():
-            held, free = [], []
-            for source in sources:
-                (held if source.is_held else free).append(source)
+            held = [source for source in sources if source.is_held]
+            free = [source for source in sources if not source.is_held]
             self._guard_distinct(free, [*held, *others[kind]])
             self._guard_distinct(held, [source for source in others[kind] if not source.is_held])
 

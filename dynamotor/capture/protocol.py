@@ -96,6 +96,8 @@ _LEAST = {"__len__": 0, "__hash__": -sys.maxsize}
 class Guarding(Protocol):
     """The part of a trace's reader that lookups use."""
 
+    watchers: list[Callable[[Any], None]]
+
     def guard(self, row: Any) -> None:
         """Install a guard row."""
 
@@ -136,8 +138,8 @@ class ObjectProtocol:
         """The entry of `cls`'s MRO under `name`, unbound, or MISSING; guarded."""
         cache = self._type_attrs
         raw = cache.get((cls, name), cache)
-        if raw is not cache:
-            return raw
+        if raw is not cache and (type(raw) is PendingAttribute or not self.reader.watchers):
+            return raw  # else a function that PyTorch calls a second time depends on it, too
         if self.class_writes:
             pending = pending_attribute(self, cls, name)
             if pending is not None:

@@ -89,6 +89,8 @@ class Reader:
         known = self.values.get(id(obj))
         if known is not None:
             self._same(source, known, obj)
+            for meet in self.watchers:
+                meet(IdIs(source, obj))
             return known
         rule = wrap_exact.get(cls)
         if rule is None:

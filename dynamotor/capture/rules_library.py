@@ -36,7 +36,6 @@ from ..base.registry import register_all
 from .breaks import unsupported, unsupported_if
 from .interpreter import ITERATORS
 from .op_state import check_cached
-from .ops_control import SYMBOLS
 from .polyfills import cursors, itertools as polyfills
 from .source import Called, Const, trusted_module
 from .values.base import (
@@ -63,6 +62,7 @@ from .values.containers import DictValue, ListValue, TupleValue, contents_of
 from .values.function import BoundMethod, FunctionValue, code_rule, keywords_of
 from .values.instances import inline_function, pure_functions
 from .values.klass import Builtin, ClassValue
+from .values.operators import SYMBOLS
 from .values.tensor import TensorValue
 from .values.user_object import UserObject
 

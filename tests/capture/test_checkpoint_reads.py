@@ -428,3 +428,56 @@ def test_a_module_that_asks_for_the_grad_mode_in_a_reentrant_checkpoint(layer: A
         y.sum().backward()
         results.append((y.detach(), x.grad))
     torch.testing.assert_close(results[1], results[0])
+
+
+REPLACED: dict[str, tuple[Callable[[Any], Any], str, Any]] = {
+    "method": (lambda o: o.ask(), "ask", lambda self: False),
+    "property": (lambda o: o.kind, "kind", property(lambda self: False)),
+    "call": (lambda o: o(), "__call__", lambda self: False),
+    "item": (lambda o: o[0], "__getitem__", lambda self, key: False),
+    "comparison": (lambda o: o == 1, "__eq__", lambda self, other: False),
+    "constant": (lambda o: o.positive, "positive", False),
+    "static method": (lambda o: o.static(), "static", staticmethod(lambda: False)),
+}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("kind", REPLACED)
+def test_attributes_of_a_class_are_replaced_after_the_program_had_used_them(
+    kind: str, reentrant: bool
+) -> None:
+    class Asked:
+        positive = True
+
+        def ask(self) -> bool:
+            return True
+
+        @staticmethod
+        def static() -> bool:
+            return True
+
+        kind = property(ask)
+        __call__ = ask
+
+        def __getitem__(self, key: int) -> bool:
+            return True
+
+        def __eq__(self, other: object) -> bool:
+            return True
+
+        __hash__ = None  # type: ignore[assignment]
+
+    asked, (question, name, other) = Asked(), REPLACED[kind]
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().exp() if question(asked) else x.sin().cos()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(block, x + bool(question(asked)), use_reentrant=reentrant).sum()
+
+    compiled = dynamotor.compile(program, backend="aot_eager")
+    compiled(torch.ones(3, requires_grad=True)).backward()
+    loss = compiled(torch.ones(3, requires_grad=True))
+    setattr(Asked, name, other)
+    with pytest.raises(CaptureError, match="DM252"):
+        loss.backward()

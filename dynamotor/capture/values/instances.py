@@ -289,7 +289,7 @@ def call_builtin(trace: Trace, fn: Any, args: list[Value], kwargs: dict[str, Val
 _OF_INSTANCES = frozenset((types.MethodDescriptorType, types.WrapperDescriptorType))
 
 
-def _check_receiver(trace: Trace, fn: Callable[..., Any], args: list[Value]) -> None:
+def _check_receiver(trace: Trace, fn: Any, args: list[Value]) -> None:
     """A method of a builtin class that is found on the class takes instances of that class alone."""
     if not args or type(fn) not in _OF_INSTANCES:
         return
