@@ -9,14 +9,16 @@ from typing import Any
 
 import torch
 
-from ..graph.sizes import Dim, Dims
-from .index_expr import Index, Loaded, Var
+from ..graph.nodes import spec_of
+from ..graph.sizes import Dim, Dims, known
+from .index_expr import Index, Loaded, Var, is_one
 from .ir import I64, Expr, cast, make, walk
 from .lowering import LoopBuilder, decline_if, lowering
 from .value import LoopValue, broadcast_index, broadcast_shape
 
 aten = torch.ops.aten
 INTEGERS = (torch.int64, torch.int32)
+CACHE_LINE = 16  # elements of float32
 Places = Callable[[tuple[Index, ...]], tuple[Index, ...]]
 
 
@@ -117,5 +119,16 @@ def advanced(ctx: LoopBuilder, x: LoopValue, indices: Sequence[Any]) -> tuple[Di
 
 @lowering(aten.index.Tensor, aten._unsafe_index.Tensor)
 def _index(ctx: LoopBuilder, x: LoopValue, indices: Sequence[Any]) -> LoopValue:
+    decline_if(_crosses_memory(ctx, indices), "aten crosses memory faster on a CPU")
     _, places = advanced(ctx, x, indices)
     return read_at(ctx, x, places)
+
+
+def _crosses_memory(ctx: LoopBuilder, indices: Sequence[Any]) -> bool:
+    """Whether rows of a transposed matrix are picked on a CPU: each element of a row is in a cache line of
+    its own.
+    """
+    stride = spec_of(ctx.node.args[0]).stride
+    if ctx.on_gpu or len(stride) != 2 or [d for d, v in enumerate(indices) if v is not None] != [0]:
+        return False
+    return is_one(stride[0]) and known(">=", stride[1] - CACHE_LINE)

@@ -18,7 +18,7 @@ LIMITS = {
     "codegen": 8_815,
     "distributed": 2_060,
     "graph": 6_779,
-    "lower": 6_550,
+    "lower": 6_559,
     "runtime": 1_500,
     "step": 2_504,
     "tools": 2_830,

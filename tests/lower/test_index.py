@@ -61,3 +61,11 @@ def test_a_position_out_of_range_in_any_lane_raises(bad, place):
 
 def test_negative_positions_in_vectors_count_from_the_end():
     check(lambda x, i: x[:, i] + 1, torch.randn(3, 64), torch.arange(-20, 20))
+
+
+def test_rows_of_a_transposed_matrix_are_picked_by_aten():
+    """Each element of such a row is in a cache line of its own."""
+    x, i = torch.randn(40, 50).t(), torch.tensor([3, -1, 7, 7])
+    check(lambda x, i: x[i] * 2, x, i, fallbacks=["aten.index.Tensor"])
+    check(lambda x, i: x[:, i] * 2, x, i)
+    check(lambda x, i: x[i] * 2, torch.randn(50, 8).t(), i)
